@@ -1,18 +1,21 @@
 """An attack on a whole fit: scaling, choosing and sampling together, from all that a fitted estimator shows."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from wflmc.apps.audit.run import epsilon_by_counting, rate_upper
+from wflmc.apps.tables.estimators import PrivateClassifier, PrivateRegressor
 from wflmc.dynamics import Array
 
-Table = tuple[Any, Any, Any]
+Table = tuple[ArrayLike, ArrayLike, ArrayLike]
 """X, y and devices of a fit."""
+PrivateEstimator: TypeAlias = PrivateClassifier | PrivateRegressor
 THRESHOLDS = 41
 
 
@@ -34,7 +37,10 @@ class FitAudit(NamedTuple):
 
 
 def audit_fit(
-    make: Callable[[int], Any], tables: tuple[Table, Table], trials: int = 1000, confidence: float = 0.99
+    make: Callable[[int], PrivateEstimator],
+    tables: tuple[Table, Table],
+    trials: int = 1000,
+    confidence: float = 0.99,
 ) -> FitAudit:
     """Tell two neighbouring tables apart by estimators that were fitted to them.
 
@@ -63,7 +69,7 @@ def audit_fit(
     return FitAudit(found, model.epsilon, model.delta, model.adjacency, trials, confidence)
 
 
-def _shown(estimator: Any) -> Array:
+def _shown(estimator: PrivateEstimator) -> Array:
     """Return numbers that a fitted estimator shows."""
     model = estimator.model_
     theta = model.theta.astype(float)

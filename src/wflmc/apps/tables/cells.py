@@ -5,20 +5,23 @@ value may be stored in many ways (text of a CSV, an integer that became a float 
 It is read alike in all of them.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.support.errors import Found, InputError
 
-Series = Any
-"""A pandas.Series; pandas is imported only where a table is used."""
+if TYPE_CHECKING:  # it is imported only where a table is used
+    from pandas import Series
+
 Cell = str | bool | int | float | Decimal
 """The value of a cell that is not missing."""
 Kind = Literal["numeric", "categorical"]

@@ -4,12 +4,14 @@
 ε does not cover.
 """
 
+from __future__ import annotations
+
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +33,15 @@ from wflmc.apps.tables.tables import (
 )
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
-from wflmc.posterior.inputs import as_classes
+from wflmc.posterior.inputs import Names, as_classes
 from wflmc.runs.documents import ClassScores, FitFile, FitPrivacy, read_document
 from wflmc.scenario import NotCovered, plain, to_json
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.storage import replacing, write_text
 from wflmc.version import __version__
+
+if TYPE_CHECKING:  # it is imported only where a table is used
+    from pandas import DataFrame
 
 MODEL, SCHEMA, FIT, LEDGER = "model.npz", "schema.json", "fit.json", "ledger.jsonl"
 SHOWN = 10
@@ -51,7 +56,8 @@ RESAMPLED_OF_CLASS = 40
 class FitRequest(NamedTuple):
     """The arguments of `wflmc fit` and `wflmc tune`."""
 
-    table: Any
+    table: object
+    """A file, or a frame of pandas or polars."""
     target: str
     epsilon: float
     delta: float
@@ -62,7 +68,7 @@ class FitRequest(NamedTuple):
     unit: str = "record"
     adjacency: str = "replace"
     link: Link | None = None
-    declared: Mapping[str, Any] | None = None
+    declared: Mapping[str, object] | None = None
     missing: str | None = None
     """refuse or indicator; None: as declared, else refuse."""
     test: float = 0.25
@@ -77,9 +83,9 @@ class Held(NamedTuple):
     """Rows that were held out, or those that are fitted, as they were given."""
 
     X: NDArray[np.float64]
-    y: NDArray[Any]
+    y: np.ndarray
     owner: NDArray[np.intp]
-    names: list[Any]
+    names: list[int] | list[str]
     """Of the devices."""
 
 
@@ -151,7 +157,8 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
     """Return what a fitted estimator chose, spent and reaches on rows that were held out, and what more is worth."""
     facts, spent = estimator.facts_, estimator.privacy_
     classes = estimator.classes_.tolist() if isinstance(estimator, PrivateClassifier) else None
-    scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, classes)
+    names = None if classes is None else tuple(classes)
+    scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, names)
     looked = [NotCovered("scores", "Scores look at held-out rows, which nothing hides.", published=False)]
     return FitFile(
         task="classification" if classes else "regression",
@@ -188,7 +195,7 @@ def useless(fit: FitFile) -> list[str]:
     return off
 
 
-def _scores(model: FittedModel, held_out: Held, classes: list[Any] | None) -> dict[str, Any]:
+def _scores(model: FittedModel, held_out: Held, classes: Names | None) -> dict[str, Any]:
     """Return scores on rows that were held out, of classes or of numbers."""
     X, y = held_out.X, held_out.y
     if classes is None:
@@ -202,14 +209,15 @@ def _scores(model: FittedModel, held_out: Held, classes: list[Any] | None) -> di
         }
     p = np.maximum(model.probabilities(X), 1e-12)
     p /= p.sum(1, keepdims=True)
-    truth = as_classes(y, tuple(classes))
+    labels: Sequence[int | str] = classes
+    truth = as_classes(y, classes)
     found = calibration(p, truth)
     drawn = (np.random.default_rng(0).random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
     return {
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
-        "ece_floor": float(np.mean([calibration(p, labels).ece for labels in drawn])),
+        "ece_floor": float(np.mean([calibration(p, other).ece for other in drawn])),
         "reliability": plain(reliability(found)),
-        "by_class": [_class_scores(label, p[:, place], truth == place) for place, label in enumerate(classes)],
+        "by_class": [_class_scores(label, p[:, place], truth == place) for place, label in enumerate(labels)],
         "by_device": [*_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})],
     }
 
@@ -235,7 +243,7 @@ def _class_scores(label: int | str, probability: NDArray[np.float64], has_label:
     )
 
 
-def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, Any]]:
+def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, float | str]]:
     """Yield the mean of values by device, those with most rows first."""
     owner = held_out.owner
     held = np.bincount(owner, minlength=len(held_out.names))
@@ -272,7 +280,7 @@ def safe_for_spreadsheets(text: str) -> str:
     return f"'{text}" if is_formula else text
 
 
-def _write_predictions(predictions: Any, out: Path) -> None:
+def _write_predictions(predictions: DataFrame, out: Path) -> None:
     """Write a frame of predictions as .csv that spreadsheets may open."""
     texts = predictions.select_dtypes(exclude="number").columns
     safe = {name: [safe_for_spreadsheets(str(cell)) for cell in predictions[name]] for name in texts}
@@ -281,7 +289,7 @@ def _write_predictions(predictions: Any, out: Path) -> None:
         table.to_csv(file, index=False)
 
 
-def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[Any, list[str]]:
+def predict_table(folder: Path, table: object, out: Path | None = None) -> tuple[DataFrame, list[str]]:
     """Predict the rows of a table by the model of a fit.
 
     The model itself may be shown, but a prediction also tells about the row that it was made for: nothing hides new
@@ -304,7 +312,7 @@ def predict_table(folder: Path, table: Any, out: Path | None = None) -> tuple[An
     _, schema, model = read_fit(folder)
     frame = as_frame(table)
     X, _, _ = encode(frame, schema)
-    columns: dict[str, Any] = {"row": np.arange(len(frame))}
+    columns: dict[str, np.ndarray] = {"row": np.arange(len(frame))}
     if schema.id is not None and schema.id in frame:
         columns = {schema.id: frame[schema.id].to_numpy()}
     if schema.task == "classification":

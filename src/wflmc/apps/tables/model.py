@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +18,7 @@ from wflmc.support.storage import read_arrays, replacing
 class FittedModel:
     """A fitted model, for rows of features as they were given."""
 
-    theta: NDArray[Any]
+    theta: NDArray[np.floating]
     """Parameters of the kept rounds for scaled features and a constant, [draw, m]."""
     scaling: Scaling
     classes: int = 0

@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError, field_validator, model_validator
 
@@ -43,12 +43,12 @@ class Column(BaseModel, extra="forbid", frozen=True):
 
     @field_validator("categories", mode="before")
     @classmethod
-    def _check_categories(cls, value: Any) -> Any:
+    def _check_categories(cls, value: object) -> list[str] | None:
         if value is None:
             return None
-        is_list = isinstance(value, list | tuple) and all(isinstance(item, str | int | float) for item in value)
-        names = [name_of(item) for item in value] if is_list else []
-        if not is_list or len(set(names)) < len(names):
+        items = value if isinstance(value, list | tuple) else None
+        names = [name_of(item) for item in items or () if isinstance(item, str | int | float)]
+        if items is None or len(names) < len(items) or len(set(names)) < len(names):
             raise ValueError("a list of texts or numbers, each given once")
         return names
 
@@ -98,7 +98,7 @@ class Schema(BaseModel, extra="forbid", frozen=True):
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _check_classes(cls, value: Any) -> Any:
+    def _check_classes(cls, value: object) -> list[int] | list[str] | None:
         if value is None:
             return None
         labels = class_labels(value) if isinstance(value, list | tuple) else []
@@ -113,23 +113,26 @@ class Schema(BaseModel, extra="forbid", frozen=True):
         return self
 
 
-def class_labels(values: Sequence[Any]) -> list[int] | list[str]:
+def class_labels(values: Sequence[object]) -> list[int] | list[str]:
     """Return class labels: texts and booleans by name, whole numbers as int; none of them if there is anything else."""
-    if all(isinstance(value, str | bool) for value in values):
-        return [name_of(value) for value in values]
-    return [int(value) for value in values] if all(map(_is_label, values)) else []
+    names = [name_of(value) for value in values if isinstance(value, str | bool)]
+    if len(names) == len(values):
+        return names
+    numbers = [int(value) for value in values if _is_label(value)]
+    return numbers if len(numbers) == len(values) else []
 
 
-def _is_label(value: Any) -> bool:
+def _is_label(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a whole number of 64 bits."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) < LARGEST_LABEL and (isinstance(value, int) or value.is_integer())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < LARGEST_LABEL and (isinstance(value, int) or value.is_integer())
 
 
 Document = TypeVar("Document", bound=BaseModel)
 
 
-def validated(model: type[Document], content: Mapping[str, Any], place: str = "") -> Document:
+def validated(model: type[Document], content: Mapping[str, object], place: str = "") -> Document:
     """Return the document that declared content makes.
 
     Args:
@@ -168,7 +171,7 @@ def listed_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LISTED_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def read_declarations(path: str | Path, key: str) -> dict[str, Any]:
+def read_declarations(path: str | Path, key: str) -> dict[str, object]:
     """Return part of a schema from a JSON file, for `make_schema`.
 
     Args:
@@ -196,7 +199,7 @@ def read_schema(path: Path, key: str) -> Schema:
         raise InputError(key, str(path), "a schema as `wflmc fit` wrote it") from None
 
 
-def split_declarations(declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def split_declarations(declared: Mapping[str, object]) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
     """Return what is declared of a table, and of its columns by name; None counts as not declared.
 
     Raises:

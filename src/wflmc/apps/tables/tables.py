@@ -4,12 +4,15 @@ Given a schema, every row is encoded by itself: no row changes how another one i
 is read off the data once, by `make_schema`, and listed in the schema's `taken`.
 """
 
+from __future__ import annotations
+
 import csv
 import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,6 @@ from wflmc.apps.tables.cells import (
     MISSING,
     NOT_LISTED,
     NameIndex,
-    Series,
     check_unambiguous,
     have_equal_spellings,
     infer_kind,
@@ -44,8 +46,8 @@ from wflmc.posterior.inputs import MOST, check_counts
 from wflmc.support.errors import Found, InputError, conflict
 from wflmc.support.storage import read_arrays, read_lines
 
-Frame = Any
-"""A pandas.DataFrame; pandas is imported only where a table is used."""
+if TYPE_CHECKING:  # it is imported only where a table is used
+    from pandas import DataFrame, Index, Series
 
 UNTYPED = "wflmc.untyped"
 """Attribute of a frame whose cells are all text because its file knows no types: a CSV."""
@@ -60,17 +62,24 @@ DELIMITERS = "\t;|,"
 GAPS = "which columns have missing values"
 
 
-def _installed(name: str) -> Any:
+def _installed(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
         raise InputError(name, None, "installed to use tables: pip install 'wflmc[tables]'") from None
 
 
+class _ArrowTable(Protocol):
+    """A table of pyarrow."""
+
+    def to_pandas(self, *, integer_object_nulls: bool) -> DataFrame:
+        """Return it as a frame, integers beside missing values as objects if asked to."""
+
+
 # Reading
 
 
-def read_table(path: str | Path) -> Frame:
+def read_table(path: str | Path) -> DataFrame:
     """Read a table from a file.
 
     Cells of a text file stay text, whatever they look like: only the kinds of columns decide how they are read.
@@ -104,7 +113,7 @@ def read_table(path: str | Path) -> Frame:
     return _checked(frame)
 
 
-def _read_text(path: Path) -> Frame:
+def _read_text(path: Path) -> DataFrame:
     """Read a delimited text file, every cell as text.
 
     The header alone, which is public, decides what the delimiter is. Quotes have to be closed in their line, and every
@@ -170,17 +179,17 @@ def _record(row: list[str], columns: int) -> list[str] | None:
     return row if len(row) == columns else None
 
 
-def _read_parquet(path: Path) -> Frame:
+def _read_parquet(path: Path) -> DataFrame:
     _installed("pyarrow")
     return _from_arrow(import_module("pyarrow.parquet").read_table(path))
 
 
-def _from_arrow(table: Any) -> Frame:
+def _from_arrow(table: _ArrowTable) -> DataFrame:
     """Return an Arrow table as a frame in which integers stay integers beside missing values."""
     return table.to_pandas(integer_object_nulls=True)
 
 
-def _read_npz(path: Path) -> Frame:
+def _read_npz(path: Path) -> DataFrame:
     """Read X[N, d], y[N] and devices[N]; features are numbers, of whatever type."""
     allowed = "an .npz file with numbers X[N, d], y[N] and, if there are, devices[N]"
     arrays = read_arrays(path, key="table", allowed=allowed, names=("X", "y", "devices"))
@@ -194,7 +203,7 @@ def _read_npz(path: Path) -> Frame:
     return _installed("pandas").DataFrame(X.astype(float), columns=names).assign(**columns)
 
 
-def as_frame(table: Any) -> Frame:
+def as_frame(table: object) -> DataFrame:
     """Return a table as a pandas.DataFrame whose column names are text.
 
     Args:
@@ -208,18 +217,20 @@ def as_frame(table: Any) -> Frame:
     return _checked(table)
 
 
-def _converted(table: Any) -> Frame:
+def _converted(table: object) -> DataFrame:
     """Return a frame of another library as one of pandas."""
     _installed("pyarrow")  # by which polars converts
-    if not hasattr(table, "to_arrow") and not hasattr(table, "to_pandas"):
-        raise InputError("table", table, "a path, or a frame of pandas or polars")
     try:
-        return _from_arrow(table.to_arrow()) if hasattr(table, "to_arrow") else table.to_pandas()
+        if hasattr(table, "to_arrow"):
+            return _from_arrow(table.to_arrow())
+        if hasattr(table, "to_pandas"):
+            return table.to_pandas()
     except Exception:  # types that Arrow lacks; messages of libraries may show values
         raise InputError("table", table, "a frame whose columns can be converted to those of pandas") from None
+    raise InputError("table", table, "a path, or a frame of pandas or polars")
 
 
-def _checked(frame: Frame) -> Frame:
+def _checked(frame: DataFrame) -> DataFrame:
     if frame.columns.nlevels > 1:
         raise InputError("table", Found("has names of several levels"), "a table with one name for each column")
     if not all(isinstance(name, str) for name in frame.columns):
@@ -230,7 +241,7 @@ def _checked(frame: Frame) -> Frame:
     return frame
 
 
-def _check_names(names: Any) -> None:
+def _check_names(names: Index) -> None:
     repeated = ", ".join(repr(name) for name in names[names.duplicated()].unique())
     if repeated:
         raise InputError("table", Found(f"has more than one column named {repeated}"), "a table with distinct names")
@@ -240,14 +251,14 @@ def _check_names(names: Any) -> None:
 
 
 def make_schema(
-    frame: Frame,
+    frame: DataFrame,
     *,
     target: str | None,
     task: Task | None = None,
     device: str | None = None,
     id: str | None = None,
     missing: Missing | None = None,
-    declared: Mapping[str, Any] | None = None,
+    declared: Mapping[str, object] | None = None,
 ) -> Schema:
     """Describe a table: as declared, and where nothing is declared as the data are.
 
@@ -309,7 +320,7 @@ def _check_spellings(names: Sequence[str], key: str) -> None:
         raise InputError(key, Found("has a number twice"), allowed)
 
 
-def _features(frame: Frame, schema: Schema) -> list[str]:
+def _features(frame: DataFrame, schema: Schema) -> list[str]:
     """Return the names of the columns that are features, after a check of those that are not."""
     roles = {"target": schema.target, "device": schema.device, "id": schema.id}
     if schema.target is None:
@@ -331,7 +342,7 @@ def _features(frame: Frame, schema: Schema) -> list[str]:
     return features
 
 
-def _complete_names(frame: Frame, name: str, role: str, listed: Sequence[int | str] | None = None) -> list[str]:
+def _complete_names(frame: DataFrame, name: str, role: str, listed: Sequence[int | str] | None = None) -> list[str]:
     """Return the names in a column that is no feature, refused where one is missing.
 
     Args:
@@ -351,12 +362,12 @@ def _complete_names(frame: Frame, name: str, role: str, listed: Sequence[int | s
     return complete
 
 
-def _is_typed(frame: Frame) -> bool:
+def _is_typed(frame: DataFrame) -> bool:
     """Return whether the types of a frame's columns are statements of whoever made it."""
     return not frame.attrs.get(UNTYPED, False)
 
 
-def _infer_task(frame: Frame, target: str) -> Task:
+def _infer_task(frame: DataFrame, target: str) -> Task:
     """Return the task that all values of a target suggest together."""
     key = f"target {target!r}"
     inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
@@ -367,17 +378,18 @@ def _infer_task(frame: Frame, target: str) -> Task:
     return "classification" if is_whole and len(values) <= MOST_NUMERIC_CLASSES else "regression"
 
 
-def _infer_classes(frame: Frame, target: str) -> list[int] | list[str]:
+def _infer_classes(frame: DataFrame, target: str) -> list[int] | list[str]:
     """Return the sorted labels that a target has: whole numbers, or text."""
     key = f"target {target!r}"
     inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
     names = set(_complete_names(frame, target, "target"))
-    labels: list[Any] = sorted(names)
+    labels: list[int] | list[str] = sorted(names)
     if inferred.is_boolean:
         labels = sorted({str(parse_number(name) == 1) for name in names})
     elif inferred.kind == "numeric":
         numbers = {parse_number(name) for name in names}
-        labels = sorted(class_labels(list(numbers)))
+        labels = class_labels(list(numbers))
+        labels.sort()
     if len(labels) == 1:
         raise InputError(key, Found("has one class only"), "a column of at least two classes")
     if not 2 <= len(labels) <= MOST:
@@ -386,7 +398,7 @@ def _infer_classes(frame: Frame, target: str) -> list[int] | list[str]:
     return labels
 
 
-def _declared_kind(declared: Mapping[str, Any]) -> Any:
+def _declared_kind(declared: Mapping[str, object]) -> object:
     """Return the kind that is declared of a column, or that follows from what is; None if nothing says it."""
     if "kind" in declared:
         return declared["kind"]
@@ -395,12 +407,12 @@ def _declared_kind(declared: Mapping[str, Any]) -> Any:
     return "categorical" if "categories" in declared else None
 
 
-def _describe(frame: Frame, name: str, declared: Mapping[str, Any], schema: Schema, taken: list[str]) -> Column:
+def _describe(frame: DataFrame, name: str, declared: Mapping[str, object], schema: Schema, taken: list[str]) -> Column:
     """Return a column as declared, with what is not declared taken from the data and listed in `taken`."""
     series = frame[name]
     key = f"column {name!r}"
     kind = _declared_kind(declared)
-    update: dict[str, Any] = {}
+    update: dict[str, object] = {}
     if kind is None:
         inferred = infer_kind(series, key, is_typed=_is_typed(frame))
         kind = inferred.kind
@@ -444,7 +456,7 @@ def _is_formatted_number(text: str) -> bool:
 # Encoding
 
 
-def encode(frame: Frame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+def encode(frame: DataFrame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
     """Encode a table as features; nothing but the schema decides how.
 
     A numeric column is one feature, followed by an indicator of missing values where it may have them. A categorical
@@ -506,7 +518,7 @@ def _check_gaps(gaps: NDArray[np.bool_], column: Column, schema: Schema) -> None
     raise InputError(f"column {column.name!r}", Found("has missing values"), allowed)
 
 
-def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
+def outcomes(frame: DataFrame, schema: Schema) -> np.ndarray:
     """Return the target of each row: labels as in `schema.classes`, or floats.
 
     Raises:
@@ -525,7 +537,7 @@ def outcomes(frame: Frame, schema: Schema) -> NDArray[Any]:
     return np.asarray(classes)[places]
 
 
-def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Generator) -> NDArray[np.intp]:
+def owners(frame: DataFrame, schema: Schema, devices: int | None, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return the device of each row, 0 to K − 1.
 
     Args:
@@ -548,7 +560,7 @@ def owners(frame: Frame, schema: Schema, devices: int | None, rng: np.random.Gen
     return rng.permutation(np.arange(len(frame), dtype=np.intp) % devices)
 
 
-def device_names(frame: Frame, schema: Schema) -> list[str]:
+def device_names(frame: DataFrame, schema: Schema) -> list[str]:
     """Return the distinct names in the device column, in the order of the devices: by number where all are numbers."""
     names = sorted(set(_complete_names(frame, str(schema.device), "device")))
     numbers = {name: parse_number(name) for name in names}
@@ -557,7 +569,7 @@ def device_names(frame: Frame, schema: Schema) -> list[str]:
     return sorted(names, key=lambda name: numbers[name])  # type: ignore[arg-type,return-value]
 
 
-def unknown_categories(frame: Frame, schema: Schema) -> list[str]:
+def unknown_categories(frame: DataFrame, schema: Schema) -> list[str]:
     """Return the categorical columns with a value that is none of their categories; missing ones aside."""
     columns = [column for column in schema.columns if column.kind == "categorical"]
     return [column.name for column in columns if np.any(_places(frame[column.name], column) == NOT_LISTED)]
