@@ -6,7 +6,7 @@ Text is escaped where it is put on a page, unless it is `Html`; numbers of files
 import html
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from string import Formatter
@@ -16,6 +16,9 @@ import numpy as np
 
 from wflmc.scenario.files import plain
 from wflmc.version import __version__
+
+PlotlyObject = dict[str, object]
+"""A trace, a layout or a part of one, as Plotly names its attributes; arrays become lists on the page."""
 
 
 class Html(str):
@@ -44,12 +47,17 @@ class Filler(Formatter):
     Numbers of documents, `{plan.objective}` and `{summary.ess_min:whole}`, can be read back from the page.
     """
 
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+    def get_field(
+        self,
+        field_name: str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> tuple[object, int | str]:
         """Return a part of a document together with its name."""
         part, first = super().get_field(field_name, args, kwargs)
         return ((field_name, part) if field_name.startswith(("plan.", "summary.")) else part), first
 
-    def format_field(self, value: Any, format_spec: str) -> str:
+    def format_field(self, value: object, format_spec: str) -> str:
         """Return a part as it may stand on a page."""
         key, part = value if isinstance(value, tuple) else ("", value)
         if format_spec in FORMATS:
@@ -139,13 +147,13 @@ def boxes(contents: Iterable[Sequence[str]], **parts: object) -> Html:
     return grid((text(box, what=what, number=each, more=more) for what, each, more in filled), "facts")
 
 
-def plot(name: str, traces: Sequence[dict[str, Any]], layout: dict[str, Any], caption: str) -> Html:
+def plot(name: str, traces: Sequence[PlotlyObject], layout: PlotlyObject, caption: str) -> Html:
     """Return a place where the page draws traces with Plotly, and what they show in words."""
     drawing = as_script(plain({"data": list(traces), "layout": layout}))
     return text(asset("figure.html"), name=name, caption=caption, drawing=Html(drawing))
 
 
-def as_script(content: Any) -> str:
+def as_script(content: object) -> str:
     """Return JSON that may stand inside a script element."""
     return json.dumps(content, allow_nan=False).replace("<", "\\u003c")
 

@@ -1,7 +1,7 @@
 """The explorer: Theorem 1 in the page, with a slider for everything that an engineer can choose."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,14 @@ class Control(NamedTuple):
     whole: bool = False
 
 
+Start = Mapping[str, float | str]
+"""Numbers and choices that the explorer starts at, by the names of its controls."""
 CONTROLS = {key: Control(**fields) for key, fields in WORDS["controls"].items()}
 CHOICES: dict[str, Iterable[str]] = {"accountant": ACCOUNTANTS, "bound": BOUNDS, "unit": UNITS}
 CHOICES |= {"adjacency": ADJACENCIES, "map_axis": WORDS["names"]["map_axis"]}
 
 
-def paper_study() -> dict[str, Any]:
+def paper_study() -> Start:
     """Return the paper's single-sample study on synthetic data, figure 3a at 20 dB."""
     import jax
 
@@ -52,7 +54,7 @@ def paper_study() -> dict[str, Any]:
     return {**WORDS["start"], "mu": mu, "L": L, "initial_w2_sq": start, "step_size": 0.4 / (mu + L)}
 
 
-def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
+def constants_of(document: PlanFile | Mapping[str, object]) -> Start:
     """Return the point of a plan, from its JSON; of unlike devices the one that limits the others.
 
     What Theorem 1 does not know starts at what comes nearest: a fading channel at a static one of its mean power,
@@ -61,7 +63,7 @@ def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
     plan = PlanFile.model_validate(document)
     scenario, c = validate(plan.scenario), plan.constants
     link, privacy = scenario.link, scenario.privacy
-    values: dict[str, Any] = {name: getattr(c, name) for name in ("mu", "L", "dim", "devices", "rounds", "step_size")}
+    values: dict[str, float] = {name: getattr(c, name) for name in ("mu", "L", "dim", "devices", "rounds", "step_size")}
     values["initial_w2_sq"] = c.initial_w2_sq or c.dim
     if scenario.sampler.dynamics == "kinetic":
         values["step_size"] = 0.4 / (c.mu + c.L)
@@ -74,7 +76,7 @@ def constants_of(document: PlanFile | dict[str, Any]) -> dict[str, Any]:
     return {**WORDS["start"], **values, **chosen, "bound": scenario.policy.bound}
 
 
-def section(constants: Mapping[str, Any]) -> Section:
+def section(constants: Start) -> Section:
     """Return controls, figures and results; `scripts` bring them to life."""
     controls = {key: _control(key, control, constants) for key, control in CONTROLS.items()}
     choices = {key: _choice(key, names) for key, names in CHOICES.items()}
@@ -91,27 +93,29 @@ def section(constants: Mapping[str, Any]) -> Section:
     return Section("explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}")
 
 
-def scripts(constants: Mapping[str, Any]) -> list[str]:
+def scripts(constants: Start) -> list[str]:
     """Return what the page computes and draws by itself, started at these constants."""
     colors = {name: color for name, (color, _) in LIMIT_LOOKS.items()}
     given = f"const START = {as_script(constants)}, COLORS = {as_script(colors)};"
     return ['(() => {\n"use strict";\n' + "\n".join([given, *map(asset, SCRIPTS)]) + "})();"]
 
 
-def explorer_page(constants: Mapping[str, Any]) -> str:
+def explorer_page(constants: Start) -> str:
     """Return the explorer alone, as a whole file."""
     lead = "Theorem 1: one kept sample over a static channel, power optimised. All is computed here, without a network."
     return page("Which limit binds?", lead, [section(constants)], scripts(constants))
 
 
-def _control(key: str, control: Control, constants: Mapping[str, Any]) -> Html:
+def _control(key: str, control: Control, constants: Start) -> Html:
     """Return a number with its slider, or alone; its limits are for the script, which says them in words."""
     parts = {**control._asdict(), "key": key, "value": repr(constants[key]), "step": "1" if control.whole else "any"}
     parts |= {"least": f"{control.least:g}", "most": f"{control.most:g}"}
     if not control.step:
         return text(asset("explorer_number.html"), **parts)
-    here = constants[key] * constants["L"] / 2 if key == "step_size" else constants[key]
-    here = round((np.log10(here) if control.log else here) / control.step)
+    start = float(constants[key])
+    if key == "step_size":
+        start = start * float(constants["L"]) / 2
+    here = round((np.log10(start) if control.log else start) / control.step)
     # Wide enough to hold the start, with room beside it; steps of 2/L and more are of no use.
     low, high = min(control.low, (here - ROOM) * control.step), max(control.high, (here + ROOM) * control.step)
     parts |= {"low": f"{low:g}", "high": f"{min(high, 0) if key == 'step_size' else high:g}"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ INK = "#1a1a1a"
 # Okabe & Ito's palette, which colour-blind people can tell apart; markers and dashes carry the same information.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 BLUE, RED, GREEN, PURPLE, ORANGE, SKY, YELLOW = COLORS
-LOOKS: list[tuple[str, str, Any]] = [
+Dash = str | tuple[float, tuple[float, ...]]
+"""-, --, -. or :, or an offset and lengths, as Matplotlib takes them."""
+LOOKS: list[tuple[str, str, Dash]] = [
     (RED, "o", "-"),
     (BLUE, "s", "--"),
     (GREEN, "^", "-."),
@@ -29,7 +31,8 @@ LIMIT_LOOKS = {
     "policy-limited": (PURPLE, ".."),
 }
 """Colour and hatching of the limit that a round sits at."""
-Values = Sequence[Any] | NDArray[Any]
+Values = Sequence[float | str | None] | np.ndarray
+"""Numbers or names along an axis; None leaves a gap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +43,8 @@ class Line:
     y: Values
     name: str = ""
     color: str = INK
-    dash: Any = "-"
-    """-, --, -., : or lengths as Matplotlib takes them; empty: markers only."""
+    dash: Dash = "-"
+    """Empty: markers only."""
     marker: str = ""
     """By Matplotlib's letter; empty: none."""
     width: float = 1.5

@@ -1,6 +1,6 @@
 """The page of a fit: how good its predictions are, for whom, and what each part of ε has bought."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from wflmc.apps.report.blocks import Html, Section, boxes, fold, join, page, paragraph, table, text, words
 from wflmc.apps.report.figure import BLUE, Axis, Bars, Figure, Line, Panel
@@ -76,7 +76,7 @@ def _classes(fit: FitFile) -> Html:
 
 
 def _pictures(fit: FitFile) -> Html:
-    parts: list[Any] = []
+    parts: list[Html] = []
     if fit.reliability is not None:
         parts.append(draw("reliability", reliability_figure(fit.reliability)))
     score = "accuracy" if fit.classes else "rmse"
@@ -106,8 +106,8 @@ def _shown(value: float | bool, digits: int) -> str:
 def _settings(fit: FitFile) -> Html:
     scores = ["nll", "accuracy", "ece"] if fit.classes else ["relative_mse"]
 
-    def row(name: object, one: dict[str, Any]) -> list[object]:
-        return [name, *(text("{x:3}", x=one[score]) for score in scores)]
+    def row(name: object, scores_by_name: Mapping[str, float]) -> list[object]:
+        return [name, *(text("{x:3}", x=scores_by_name[score]) for score in scores)]
 
     classes = ["−log p(label)", "accuracy", "calibration error"]
     head = ["", *(classes if fit.classes else ["squared error over variance"])]

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from wflmc.apps.report.figure import Axis, Band, Bars, Figure, Line, Panel, Shade
 from wflmc.support.storage import replacing
 
-METADATA: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+if TYPE_CHECKING:  # it takes a second to import
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+METADATA: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Dates would make equal pictures differ."""
 BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2}
 
@@ -31,7 +36,7 @@ def draw_picture(figure: Figure, *paths: Path) -> list[Path]:
     return list(paths)
 
 
-def _canvas(figure: Figure) -> Any:
+def _canvas(figure: Figure) -> "Canvas":
     from matplotlib.figure import Figure as Canvas
 
     count, heights = len(figure.panels), [panel.height for panel in figure.panels]
@@ -59,16 +64,32 @@ def _canvas(figure: Figure) -> Any:
     return canvas
 
 
-def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, figure: Figure) -> None:
     for rank, item in enumerate(panel.items):
         if isinstance(item, Line):
             _draw_line(axes, item, rank / len(panel.items))
         elif isinstance(item, Band):
-            look = {"facecolor": item.color, "edgecolor": "black", "alpha": item.opacity, "hatch": item.hatch}
-            how = {"step": "mid" if item.step else None, "linewidth": 0, "label": item.name}
-            axes.fill_between(item.x, item.low, item.high, **look, **how)
+            axes.fill_between(
+                np.asarray(item.x),
+                np.array(item.low, dtype=float),
+                np.array(item.high, dtype=float),
+                step="mid" if item.step else None,
+                facecolor=item.color,
+                edgecolor="black",
+                alpha=item.opacity,
+                hatch=item.hatch,
+                linewidth=0,
+                label=item.name,
+            )
         elif isinstance(item, Bars):
-            axes.bar(item.x, item.y, width=item.width, color=item.color, edgecolor="white", label=item.name)
+            axes.bar(
+                np.asarray(item.x),
+                np.array(item.y, dtype=float),
+                width=item.width,
+                color=item.color,
+                edgecolor="white",
+                label=item.name,
+            )
     for note in panel.notes:
         axes.text(*note, ha="center", va="center", fontsize=9, bbox=BOX)
     if figure.burn_in:
@@ -79,27 +100,47 @@ def _draw_panel(axes: Any, panel: Panel, figure: Figure) -> None:
     _scale(axes, "y", panel.y)
 
 
-def _draw_shades(axes: Any, shades: Sequence[Shade], hatched: bool) -> Iterator[Any]:
-    look = {"transform": axes.get_xaxis_transform(), "edgecolor": "grey", "alpha": 0.25, "linewidth": 0, "zorder": 0}
+def _draw_shades(axes: "Axes", shades: Sequence[Shade], hatched: bool) -> Iterator["Artist"]:
     for shade in shades:
         widths = [(start, end - start) for start, end in shade.ranges]
-        fill = {"facecolor": shade.color, "hatch": shade.hatch if hatched else None, "label": shade.name}
-        yield axes.broken_barh(widths, (0, 1), **look, **fill)
+        yield axes.broken_barh(
+            widths,
+            (0, 1),
+            transform=axes.get_xaxis_transform(),
+            facecolor=shade.color,
+            edgecolor="grey",
+            hatch=shade.hatch if hatched else None,
+            alpha=0.25,
+            linewidth=0,
+            zorder=0,
+            label=shade.name,
+        )
 
 
-def _draw_line(axes: Any, line: Line, offset: float) -> None:
+def _draw_line(axes: "Axes", line: Line, offset: float) -> None:
     """Draw a curve with hollow markers, ten at most and staggered, as curves coincide in places."""
-    x, y = line.x, np.array(line.y, dtype=float)
+    x = np.asarray(line.x)
+    y = np.array(line.y, dtype=float)
     every = max(1, len(y) // 10)
-    marks = {"marker": line.marker, "markevery": (int(offset * every), every), "markersize": 5.5, "fillstyle": "none"}
-    look = {"color": line.color, "linestyle": line.dash or "none", "linewidth": line.width, "label": line.name}
-    axes.plot(x, y, drawstyle="steps-mid" if line.step else "default", **marks, **look)
+    axes.plot(
+        x,
+        y,
+        drawstyle="steps-mid" if line.step else "default",
+        marker=line.marker,
+        markevery=(int(offset * every), every),
+        markersize=5.5,
+        fillstyle="none",
+        color=line.color,
+        linestyle=line.dash or "none",
+        linewidth=line.width,
+        label=line.name,
+    )
     if line.error is not None:
         down, up = line.reach
         axes.fill_between(x, y - down, y + up, color=line.color, alpha=0.12, linewidth=0)
 
 
-def _scale(axes: Any, which: str, axis: Axis) -> None:
+def _scale(axes: "Axes", which: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{which}label": axis.label})
     if axis.log:
         axes.set(**{f"{which}scale": "log"})

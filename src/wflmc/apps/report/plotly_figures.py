@@ -1,12 +1,11 @@
 """Figures drawn by Plotly on a page, where they can be zoomed and legends clicked."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from wflmc.apps.report.blocks import Html, plot
-from wflmc.apps.report.figure import INK, Axis, Band, Bars, Figure, Item
+from wflmc.apps.report.blocks import Html, PlotlyObject, plot
+from wflmc.apps.report.figure import INK, Axis, Band, Bars, Figure, Item, Values
 
 MOST_POINTS = 1500
 """Of one curve: more are neither seen nor worth their bytes."""
@@ -28,7 +27,9 @@ def draw(name: str, figure: Figure) -> Html:
     count, total = len(figure.panels), sum(panel.height for panel in figure.panels)
     inner = 320 + 20 * len(figure.panels[0].items)  # with room for a legend of as many lines
     inner = int((GAP + PANEL) * total) if count > 1 else inner
-    layout: dict[str, Any] = {
+    annotations: list[PlotlyObject] = []
+    shapes: list[PlotlyObject] = []
+    layout: PlotlyObject = {
         "height": 190 if figure.small else inner + 110,
         "margin": {"l": 10, "r": 10, "t": 10, "b": 30} if figure.small else {"l": 70, "r": 15, "t": 30, "b": 60},
         "xaxis": {**axis_layout(figure.x), "anchor": f"y{count}" if count > 1 else "y"},
@@ -36,10 +37,11 @@ def draw(name: str, figure: Figure) -> Html:
         "showlegend": figure.legend and not figure.small,
         "legend": {"orientation": "h", "x": 0, "y": -60 / inner, "yanchor": "top", "traceorder": "normal"},
         "modebar": {"remove": IN_THE_WAY if figure.small else UNWANTED},
-        "annotations": [],
-        "shapes": [],
+        "annotations": annotations,
+        "shapes": shapes,
     }
-    traces, top = list[dict[str, Any]](), 1.0
+    traces: list[PlotlyObject] = []
+    top = 1.0
     for index, panel in enumerate(figure.panels):
         y = f"y{index + 1}" if index else "y"
         bottom = max(0.0, top - panel.height / total)
@@ -51,16 +53,17 @@ def draw(name: str, figure: Figure) -> Html:
             traces += [{**place, **trace} for trace in _traces(item)]
         if count > 1:
             corner = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": end, "yanchor": "bottom"}
-            layout["annotations"].append({**corner, "text": panel.title, "showarrow": False})
-        layout["annotations"] += [{"x": a, "y": b, "text": t, "yref": y, "showarrow": False} for a, b, t in panel.notes]
-        layout["shapes"] += _background(figure, y)
+            annotations.append({**corner, "text": panel.title, "showarrow": False})
+        for x_note, y_note, note in panel.notes:
+            annotations.append({"x": x_note, "y": y_note, "text": note, "yref": y, "showarrow": False})
+        shapes += _background(figure, y)
         top = bottom
     longest = max((len(item.x) for panel in figure.panels for item in panel.items), default=0)
     thinned = f" {MOST_POINTS:,} of {longest:,} points are drawn." if longest > MOST_POINTS else ""
     return plot(f"figure-{name}", traces, layout, figure.caption + thinned)
 
 
-def axis_layout(axis: Axis) -> dict[str, Any]:
+def axis_layout(axis: Axis) -> PlotlyObject:
     """Return an axis as Plotly takes it; all that differs between kinds of scale is said in each."""
     look = {"automargin": True, "gridcolor": "#e6e9ee", "zeroline": False, "title": {"text": axis.label, "standoff": 8}}
     kind = axis.kind or ("log" if axis.log else "linear")
@@ -74,11 +77,11 @@ def thin(count: int, most: int = MOST_POINTS) -> list[int]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
-def _thinned(values: Any) -> list[Any]:
+def _thinned(values: Values) -> list[float | str | None]:
     return [values[index] for index in thin(len(values))]
 
 
-def _traces(item: Item) -> list[dict[str, Any]]:
+def _traces(item: Item) -> list[PlotlyObject]:
     if isinstance(item, Bars):
         look = {"marker": {"color": item.color, "line": {"width": 0}}, "width": item.width}
         hover = {} if item.hover is None else {"hovertext": item.hover, "hoverinfo": "text"}
@@ -93,7 +96,7 @@ def _traces(item: Item) -> list[dict[str, Any]]:
     modes = ["lines"] * bool(item.dash) + ["markers"] * (bool(item.marker) and (not item.dash or len(x) <= 25))
     dash = DASHES.get(item.dash) if isinstance(item.dash, str) else ",".join(f"{3 * part}px" for part in item.dash[1])
     line = {"color": item.color, "dash": dash or "solid", "width": item.width, "shape": shape}
-    trace: dict[str, Any] = {"x": x, "y": _thinned(item.y), "name": item.name, "mode": "+".join(modes), "line": line}
+    trace: PlotlyObject = {"x": x, "y": _thinned(item.y), "name": item.name, "mode": "+".join(modes), "line": line}
     if item.marker:
         trace["marker"] = {"symbol": f"{SYMBOLS[item.marker]}-open", "size": 7, "color": item.color}
     if item.error is not None:
@@ -102,9 +105,9 @@ def _traces(item: Item) -> list[dict[str, Any]]:
     return [trace]
 
 
-def _background(figure: Figure, y: str) -> Iterator[dict[str, Any]]:
+def _background(figure: Figure, y: str) -> Iterator[PlotlyObject]:
     """Yield the shades and the vertical line of a panel, as shapes."""
-    place: dict[str, Any] = {"xref": "x", "yref": f"{y} domain", "showlegend": y == "y"}
+    place: PlotlyObject = {"xref": "x", "yref": f"{y} domain", "showlegend": y == "y"}
     look = {"type": "path", "opacity": 0.25, "line": {"width": 0}, "layer": "below"}
     for shade in figure.shades:
         path = " ".join(f"M{start},0V1H{end}V0Z" for start, end in shade.ranges)

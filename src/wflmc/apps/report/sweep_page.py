@@ -1,12 +1,12 @@
 """The page of a sweep: every number of its grid points, as a curve or a map over the grid."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wflmc.apps.report.blocks import Html, Section, fold, grid, missing, page, plot, table
+from wflmc.apps.report.blocks import Html, PlotlyObject, Section, fold, grid, missing, page, plot, table
 from wflmc.apps.report.figure import Axis, Figure, Line, Panel
 from wflmc.apps.report.plotly_figures import UNWANTED, axis_layout, draw
 from wflmc.apps.report.tables import as_number, read_columns
@@ -42,6 +42,10 @@ def render_sweep(folder: Path) -> str:
     return page(f"Sweep {folder.resolve().name}", lead, sections)
 
 
+Cell = float | str | None
+"""Of a sweep's table: a number, or a text; None where a number is missing."""
+
+
 def _figures(columns: dict[str, list[str]], keys: list[str]) -> Html:
     """Return a figure for every column of numbers."""
     if len(columns[keys[0]]) > MOST_DRAWN:
@@ -51,29 +55,32 @@ def _figures(columns: dict[str, list[str]], keys: list[str]) -> Html:
     shown = [name for name in columns if name not in hidden and any(cell is not None for cell in numbers[name])]
     shown.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     # Values of the keys of an axis are numbers; others, and those that are no numbers, stand as they are.
-    places = {key: columns[key] if key in keys[2:] or None in numbers[key] else numbers[key] for key in keys}
+    places: dict[str, Sequence[Cell]] = {}
+    for key in keys:
+        is_named = key in keys[2:] or None in numbers[key]
+        places[key] = columns[key] if is_named else numbers[key]
     if len(keys) > 1:
         return grid(_map(name, numbers[name], places) for name in shown)
     return grid(_curve(name, numbers, places[keys[0]], keys[0]) for name in shown)
 
 
-def _spans_decades(values: Sequence[Any]) -> bool:
+def _spans_decades(values: Sequence[Cell]) -> bool:
     present = [value for value in values if value is not None and not isinstance(value, str)]
     return bool(present) and min(present) > 0 and max(present) >= DECADES * min(present)
 
 
-def _curve(name: str, numbers: dict[str, Any], x: list[Any], key: str) -> Html:
+def _curve(name: str, numbers: dict[str, list[float | None]], x: Sequence[Cell], key: str) -> Html:
     """Return a column over the only key."""
     names = any(isinstance(value, str) for value in x)
     points = list(zip(x, numbers[name], numbers.get(f"{name}_se", [None] * len(x)), strict=True))
-    at, y, errors = zip(*(points if names else sorted(points, key=lambda point: point[0])), strict=True)
+    at, y, errors = zip(*(points if names else sorted(points, key=lambda point: float(point[0] or 0.0))), strict=True)
     line = Line(at, y, name, marker="o", error=errors if any(errors) else None)
     across = Axis(key, log=_spans_decades(at), kind="category" if names else None)
     caption = f"{name} over {key}; bars are two standard errors where there are any."
     return draw(f"sweep-{name}", Figure([Panel([line], Axis(name, log=_spans_decades(y)))], across, caption=caption))
 
 
-def _map(name: str, values: list[Any], places: dict[str, list[Any]]) -> Html:
+def _map(name: str, values: Sequence[Cell], places: Mapping[str, Sequence[Cell]]) -> Html:
     """Return a column as a map over the first two keys, all cells of one size; a slider has the values of others."""
     (first, x), (second, y), *others = places.items()
     slices = list(zip(*(values for _, values in others), strict=True)) or [()] * len(x)
@@ -85,7 +92,7 @@ def _map(name: str, values: list[Any], places: dict[str, list[Any]]) -> Html:
     z = np.log10(cells) if _spans_decades(values) else cells
     traces = [{**look, "z": z[i], "customdata": cells[i], "visible": i == 0} for i in range(len(parts))]
     sides = [axis_layout(Axis(key, kind="category")) for key in (first, second)]
-    layout: dict[str, Any] = {"xaxis": sides[0], "yaxis": sides[1], "height": 420, "modebar": {"remove": UNWANTED}}
+    layout: PlotlyObject = {"xaxis": sides[0], "yaxis": sides[1], "height": 420, "modebar": {"remove": UNWANTED}}
     if len(parts) > 1:
         steps = []
         for part in parts:
@@ -97,16 +104,18 @@ def _map(name: str, values: list[Any], places: dict[str, list[Any]]) -> Html:
     return plot(f"figure-sweep-{name}", traces, layout, caption)
 
 
-def _in_order(values: list[Any]) -> list[Any]:
+def _in_order(values: Sequence[Cell]) -> list[Cell]:
     """Return the values of a key once each: numbers by size, names as they come."""
     once = list(dict.fromkeys(values))
-    return once if any(isinstance(value, str) for value in once) else sorted(once)
+    if any(isinstance(value, str) for value in once):
+        return once
+    return sorted(once, key=lambda value: float(value or 0.0))
 
 
-def _colours(name: str, cells: Any) -> dict[str, Any]:
+def _colours(name: str, cells: NDArray[np.float64]) -> PlotlyObject:
     """Return a scale of colours that mean the same in all maps of a column."""
     flat = cells[np.isfinite(cells)]
-    bar: dict[str, Any] = {"title": {"text": name, "side": "right"}, "exponentformat": "power"}
+    bar: PlotlyObject = {"title": {"text": name, "side": "right"}, "exponentformat": "power"}
     if _spans_decades(flat.tolist()):
         flat = np.log10(flat)
         powers = 10 ** np.arange(np.floor(flat.min()), np.ceil(flat.max()) + 1)

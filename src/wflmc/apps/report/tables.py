@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from wflmc.apps.studies.study import Row
 from wflmc.scenario.files import as_float
@@ -40,7 +39,7 @@ def read_rows(path: Path) -> list[Row]:
         raise InputError("report", str(path), f"a table with the columns {', '.join(Row._fields)}") from None
 
 
-def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table: floats to the last bit, and an empty cell where there is no number."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([head, *rows])

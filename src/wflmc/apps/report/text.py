@@ -108,7 +108,7 @@ def _privacy_rows(privacy: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "clipping", f"{privacy['rounding']:.2%} below clip and example_clip: float32 sums keep to the loss"
 
 
-def diagnosis_lines(causes: Sequence[Mapping[str, Any]]) -> list[str]:
+def diagnosis_lines(causes: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the worst causes with the change that helps against each, in the columns of a summary."""
     shown = [f"{rank}. {cause['text']}" for rank, cause in enumerate(causes[:CAUSES_SHOWN], 1)]
     return [f"{'diagnosis':<25}{words}" for words in shown or ["nothing stands out"]]
@@ -198,10 +198,10 @@ def fit_lines(fit: FitFile) -> list[str]:
     return lines + [f"Not covered by ε: {item.text}" for item in fit.not_covered]
 
 
-def numbers_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def numbers_table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
     """Return rows of numbers by name as a table; columns without any are left out."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     found = Table(*(Column(name, justify="right") for name in names), title=title)
     for row in rows:
-        found.add_row(*(row[name] if isinstance(row[name], str) else _number(row[name], 4) for name in names))
+        found.add_row(*(_number(row[name], 4) for name in names))
     return found

@@ -215,7 +215,7 @@ def _scores(model: FittedModel, held_out: Held, classes: Names | None) -> dict[s
     drawn = (np.random.default_rng(0).random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
     return {
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
-        "ece_floor": float(np.mean([calibration(p, other).ece for other in drawn])),
+        "ece_floor": float(np.mean([calibration(p, resampled).ece for resampled in drawn])),
         "reliability": plain(reliability(found)),
         "by_class": [_class_scores(label, p[:, place], truth == place) for place, label in enumerate(labels)],
         "by_device": [*_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})],
