@@ -2,13 +2,16 @@
 
 import importlib.util
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
 from wflmc.support.errors import InputError, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
+
+if TYPE_CHECKING:
+    from wflmc.apps.federation.execution import Account
 
 RUNTIMES = "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, keys)."
 NOISES = (
@@ -71,7 +74,7 @@ def command(
     shared.print_result(summary, lines, as_json)
 
 
-def _federation_lines(federation: dict[str, Any]) -> list[str]:
+def _federation_lines(federation: "Account") -> list[str]:
     """Return lines about messages, and about ε by the ledger."""
     asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
     lines = [f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)"]

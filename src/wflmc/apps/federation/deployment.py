@@ -27,7 +27,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from types import FrameType
+from typing import NamedTuple, Self
 
 import psutil
 
@@ -172,7 +173,7 @@ class Loopback:
         self.rounds, self.port = len(Job.load(self.server).plan.rounds), port or free_port()
         self.parts: dict[str, Part] = {}
         self._reported = 0
-        self._handlers: dict[int, Any] = {}
+        self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
         write_config(self.state / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")

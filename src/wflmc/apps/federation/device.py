@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -178,11 +178,17 @@ class Device:
 
 
 @jax.jit
-def _gradient(posterior: Posterior, theta: jax.Array, clip: Any, example_clip: Any, keys: Any) -> Sum:
+def _gradient(
+    posterior: Posterior,
+    theta: jax.Array,
+    clip: jax.Array,
+    example_clip: jax.Array | None,
+    keys: jax.Array | None,
+) -> Sum:
     """Return the clipped gradient of every chain at theta[chain, m], before it is rounded."""
     one = jnp.ones(1, theta.dtype)
 
-    def chain(theta: jax.Array, key: Any) -> Sum:
+    def chain(theta: jax.Array, key: jax.Array | None) -> Sum:
         return posterior.unrounded_sum(theta, one, clip, key=key, example_clip=example_clip).total
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
@@ -206,7 +212,7 @@ class ModelFile(Document):
 
 
 @lru_cache(maxsize=1024)
-def open_device(folder: Path, posterior: Any = None) -> Device:
+def open_device(folder: Path, posterior: Posterior | None = None) -> Device:
     """Return the device of a folder, as `write_federation` left it; the same one again in the same process.
 
     Args:
@@ -241,12 +247,28 @@ def read_posterior(folder: Path) -> Regression:
     if len(data) < 2:
         raise InputError("device", str(folder / "data.npz"), allowed)
     check_shapes(Features(**data), "device")
-    keys: dict[str, Any] = {**data, "intercept": about.model.intercept, "prior_std": about.model.prior_std}
+    key = jax.random.key(0)
+    model = about.model
     posterior: Regression
-    if about.model.classes is None:
-        posterior = gaussian_regression(jax.random.key(0), 1, **keys)
+    if model.classes is None:
+        posterior = gaussian_regression(
+            key,
+            1,
+            X=data["X"],
+            y=data["y"],
+            intercept=model.intercept,
+            prior_std=model.prior_std,
+        )
     else:
-        posterior = softmax_regression(jax.random.key(0), 1, classes=about.model.classes, **keys)
+        posterior = softmax_regression(
+            key,
+            1,
+            X=data["X"],
+            y=data["y"],
+            classes=model.classes,
+            intercept=model.intercept,
+            prior_std=model.prior_std,
+        )
     if about.whitening is None:
         return posterior
     try:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, 
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
 from wflmc.planning.advice import oracle_notice
+from wflmc.posterior import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
@@ -66,6 +67,40 @@ SPARE = "For {} absences every device adds 1/{} of the noise: with all there, su
 ABSENT = "{} times a device was asked and did not send; {} of the plan, in which all do."
 
 
+class AboutFile(TypedDict):
+    """about.json: what makes two federations the same."""
+
+    asked: str
+    """The scenario, as TOML."""
+    real: bool
+    """Whether devices are real, or simulated on this machine."""
+    chains: int
+    ledger: str | None
+    """The file to spend from; None: that of the run's folder."""
+    noise: str
+    tolerate: int
+    own_data: bool
+    address: str | None
+
+
+class Account(TypedDict):
+    """`federation` of summary.json: who sent, and what that cost by the ledger."""
+
+    runtime: str
+    noise: str
+    tolerate: int
+    releases: int
+    own_data: bool
+    asked: list[int]
+    """Devices that were asked, by round."""
+    sent: list[int]
+    """Devices that sent, by round."""
+    absences: int
+    empty_rounds: int
+    epsilon_spent: float | None
+    adjacency: str
+
+
 class FederationOptions(NamedTuple):
     """What the command was asked for."""
 
@@ -101,12 +136,20 @@ class FederationOptions(NamedTuple):
             (self.own_data and not self.prepare, "--own-data", True, "given with --prepare"),
         )
 
-    def identity(self, scenario: Scenario) -> dict[str, Any]:
+    def identity(self, scenario: Scenario) -> AboutFile:
         """Return what makes two federations the same, as about.json has it."""
-        same = {name: getattr(self, name) for name in ("noise", "tolerate", "own_data", "address")}
         chains = self.chains or (1 if self.prepare else scenario.sampler.chains)
         ledger = None if self.ledger is None else str(Path(self.ledger).resolve())
-        return {"asked": to_toml(scenario), "real": self.prepare, "chains": chains, "ledger": ledger, **same}
+        return {
+            "asked": to_toml(scenario),
+            "real": self.prepare,
+            "chains": chains,
+            "ledger": ledger,
+            "noise": self.noise,
+            "tolerate": self.tolerate,
+            "own_data": self.own_data,
+            "address": self.address,
+        }
 
 
 def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, say: Say) -> Result:
@@ -155,13 +198,20 @@ def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, s
 
 
 def _run(
-    server: Server, posterior: Any, place: Path, options: FederationOptions, progress: ProgressCallback, say: Say
+    server: Server,
+    posterior: Posterior,
+    place: Path,
+    options: FederationOptions,
+    progress: ProgressCallback,
+    say: Say,
 ) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
         parts = [None if isinstance(posterior, Regression) else posterior.device(k) for k in range(devices)]
-        opened = [open_device(place / DEVICE.format(k), part) for k, part in enumerate(parts)]
+        folders = [place / DEVICE.format(k) for k in range(devices)]
+        # A protocol says nothing of hashing; posteriors are hashed by identity.
+        opened = [open_device(*pair) for pair in zip(folders, parts, strict=True)]  # type: ignore[arg-type]
         serving.run_in_process(server, opened, progress)
     elif options.runtime == "simulation":
         serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
@@ -171,7 +221,7 @@ def _run(
             loopback.run(deadline, progress)
 
 
-def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
+def _refuse_other(folder: Path, about: AboutFile) -> None:
     """Refuse any federation in the folder but the one that is asked for, for its ledgers' sake."""
     path = folder / "federation" / "about.json"
     if not path.exists():
@@ -182,7 +232,7 @@ def _refuse_other(folder: Path, about: dict[str, Any]) -> None:
         raise InputError("--out", str(folder), f"another folder: the federation in it has another {other[0]}")
 
 
-def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: FederationOptions, about: dict[str, Any]) -> None:
+def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: FederationOptions, about: AboutFile) -> None:
     """Plan a federation and write its folders, all of them or none."""
     began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
     if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
@@ -217,12 +267,27 @@ def _job(scenario: Scenario, inputs: Inputs, options: FederationOptions, chains:
     if seed == "secret" and not options.prepare:
         raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
     releases = chains if options.prepare else 1
-    how: dict[str, Any] = {"noise": options.noise, "tolerate": options.tolerate, "releases": releases}
-    plan = federated_plan(scenario, inputs, **how, paid=spent_before(options.ledger, inputs))
+    plan = federated_plan(
+        scenario,
+        inputs,
+        noise=options.noise,
+        tolerate=options.tolerate,
+        releases=releases,
+        paid=spent_before(options.ledger, inputs),
+    )
     if options.own_data:
         plan = plan.with_notices(_about_stand_in(plan.notices))
     key = secret_key() if options.prepare else jax.random.key(int(seed))
-    return make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+    return make_job(
+        key,
+        inputs.posterior,
+        inputs.link,
+        plan,
+        chains=chains,
+        noise=options.noise,
+        tolerate=options.tolerate,
+        releases=releases,
+    )
 
 
 def _about_stand_in(notices: Iterable[Notice]) -> Iterator[Notice]:
@@ -234,7 +299,7 @@ def _about_stand_in(notices: Iterable[Notice]) -> Iterator[Notice]:
             yield notice
 
 
-def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: dict[str, Any]) -> None:
+def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: AboutFile) -> None:
     """Begin or open the ledger of a federation, with what was spent before its first round.
 
     That of a real one names nobody: its server may not try whose data these are.
@@ -264,11 +329,11 @@ def received_plan(job: Job) -> Plan:
     return plan.with_rounds(server_noise=plan.server_noise + excess)
 
 
-def _costs(job: Job) -> dict[str, Any]:
+def _costs(job: Job) -> dict[str, object]:
     """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
     promise, spent = job.plan.privacy, job.planned_loss.sum(0)
     total = spent + job.plan.ledger
-    costs: dict[str, Any] = {"spent": spent, "spent_max": spent.max(), "epsilon_each": promise.epsilons_spent(total)}
+    costs: dict[str, object] = {"spent": spent, "spent_max": spent.max(), "epsilon_each": promise.epsilons_spent(total)}
     if promise.delta is not None:
         costs["epsilon_by"] = {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS}
     return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
@@ -312,14 +377,17 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     return scenario, summary, evaluation, [*files, folder / LOG]
 
 
-def _account(server: Server, runtime: str, own_data: bool) -> dict[str, Any]:
+def _account(server: Server, runtime: str, own_data: bool) -> Account:
     """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
     job, rows, ledger = server.job, read_log(server.folder), server.ledger
     return {
         "runtime": runtime,
-        **{name: getattr(job, name) for name in ("noise", "tolerate", "releases")},
+        "noise": job.noise,
+        "tolerate": job.tolerate,
+        "releases": job.releases,
         "own_data": own_data,
-        **{name: [row[name] for row in rows] for name in ("asked", "sent")},
+        "asked": [row["asked"] for row in rows],
+        "sent": [row["sent"] for row in rows],
         "absences": sum(len(row["absent"]) for row in rows),
         "empty_rounds": sum(row["sent"] == 0 for row in rows),
         "epsilon_spent": None if ledger is None else plain(job.plan.privacy.epsilon_spent(ledger.spent)),

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -106,7 +106,7 @@ class RoundRequest(NamedTuple):
 
     device: int
     round: int
-    theta: NDArray[Any]
+    theta: NDArray[np.floating]
     """Where the chains are, as the device receives it, [chain, m]."""
     gain: float
     """α r_k, the amplitude at which its gradient is to arrive."""
@@ -127,7 +127,7 @@ class RoundRequest(NamedTuple):
 class Reception(NamedTuple):
     """What the server has received in a round."""
 
-    total: NDArray[Any]
+    total: NDArray[np.floating]
     """Σ_k h_k x_k of those who sent, [chain, m]."""
     sent: NDArray[np.bool_]
     """[K]."""
@@ -152,7 +152,7 @@ def read_request(content: RecordDict, run: str) -> tuple[RoundRequest, str]:
     """Return what a device is asked, and the nonce to answer with; a request of another run is refused."""
     try:
         asked, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
-        words: Any = asked.get("batch")
+        words = asked.get("batch")
         batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
         device, number, gain, known = (asked[name] for name in ("device", "round", "gain", "known"))
         request = RoundRequest(int(device), int(number), theta, float(gain), float(known), batch=batch)
