@@ -124,7 +124,7 @@ def distances(response: Response) -> Distances:
     return _ByMatrices(response) if response.times is None else _ByEigenvalues(response, response.times)
 
 
-class Limits(NamedTuple):
+class NoiseLimits(NamedTuple):
     """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k], written as use @ (1/v) ≤ 1."""
 
     low: Array
@@ -157,7 +157,7 @@ def solve(
     binding = np.flatnonzero((cost / low) @ active > budget * (1 - HEADROOM))
     use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
     token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
-    limits = Limits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
+    limits = NoiseLimits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
     best = NoiseIncumbent(distance, limits, start(limits, distance))
     most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
@@ -177,7 +177,7 @@ def _improve(best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: floa
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
-    wider = Limits(low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use)
+    wider = NoiseLimits(low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use)
     path = NoisePath(best.distances, wider, care)
     follow_path(path, best, TOLERANCE, steps)
 
@@ -185,7 +185,7 @@ def _improve(best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: floa
 class NoiseIncumbent:
     """The best noise and the best lower bound met so far."""
 
-    def __init__(self, distances: Distances, limits: Limits, v: Array) -> None:
+    def __init__(self, distances: Distances, limits: NoiseLimits, v: Array) -> None:
         self.distances, self.limits = distances, limits
         self.value, self.bound = np.inf, float(distances.shift.max())
         self.rounding = ROUNDING * distances.spread
@@ -238,7 +238,7 @@ class NoiseIncumbent:
         self.bound = max(self.bound, bound)
 
 
-def start(limits: Limits, distances: Distances) -> Array:
+def start(limits: NoiseLimits, distances: Distances) -> Array:
     """Noise well inside all limits: of the posterior's size if they allow it, else the more the less it matters."""
     least, most = 1 / limits.high, 1 / limits.low
     weight, rise = distances.trace.mean(0), np.full(most.size, distances.trace.sum(1).max() / distances.spread)
@@ -261,7 +261,7 @@ class NoisePath:
         care: share of the present gap that every step aims at, at least: 0 is fastest, 0.3 hardly ever goes astray.
     """
 
-    def __init__(self, distances: Distances, limits: Limits, care: float = 0.0) -> None:
+    def __init__(self, distances: Distances, limits: NoiseLimits, care: float = 0.0) -> None:
         self.distances, self.limits, self.care, self.v = distances, limits, care, start(limits, distances)
         self.rounds, self.kept = self.v.size, distances.shift.size
         self.F, self.g, self.J = distances.expand(self.v)

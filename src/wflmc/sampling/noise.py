@@ -20,7 +20,7 @@ from wflmc.sampling.starts import compiled_round_keys
 from wflmc.sums.devices import Sum
 from wflmc.support.keys import named
 
-Signal = NDArray[np.float64]
+Signal = NDArray[np.floating]
 
 
 class NoiseSource(Protocol):

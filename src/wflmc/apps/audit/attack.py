@@ -167,7 +167,7 @@ def differences(signal: Array, mask: Mask, first: int = 0, gain: Array | None = 
     return weight
 
 
-class Question(NamedTuple):
+class AttackQuestion(NamedTuple):
     """One question to a transcript: + or −, by a statistic with mean ±μ/2 and variance 1 if all is as claimed."""
 
     name: str
@@ -184,7 +184,7 @@ class Question(NamedTuple):
 class Attack(NamedTuple):
     """Transcripts of both data sets, and the tests on them."""
 
-    tests: tuple[Question, ...]
+    tests: tuple[AttackQuestion, ...]
     trials: int
     """Of each data set."""
     chunk: int
@@ -193,11 +193,11 @@ class Attack(NamedTuple):
     """(key, first trial, count) -> statistics [count, test] of the transcripts of + and of −."""
 
 
-Tests = list[tuple[Question, Array]]
+Tests = list[tuple[AttackQuestion, Array]]
 """Questions, and their weights[S]."""
 
 
-def _attack(tests: list[Question], trials: int, numbers: int, run: Run, least: int = 1) -> Attack:
+def _attack(tests: list[AttackQuestion], trials: int, numbers: int, run: Run, least: int = 1) -> Attack:
     """Return an attack in equal chunks, at least so many of them.
 
     Args:
@@ -226,10 +226,10 @@ def _expected_signal(signal: Array, gain: Array) -> Array:
 
 def _question(
     name: str, target: Target, device: int, signal: Array, weight: Array, mask: Mask, share: float = 1.0
-) -> Question:
+) -> AttackQuestion:
     mu = float(np.sqrt(2 * target.loss[mask, device].sum()))
     visible = 2 * float(signal @ _unit(weight, target.plan.noise_power))
-    return Question(name, device, int(mask.sum()), mu, visible, share)
+    return AttackQuestion(name, device, int(mask.sum()), mu, visible, share)
 
 
 @partial(jax.jit, static_argnames=("count",))
@@ -454,7 +454,9 @@ def by_pair(target: Target, sides: Pair, reach: float, trials: int, mu_limit: fl
         received, _ = _transcripts(key, sides[which], plan, first, count)
         return np.einsum("nsm,sm->n", received - midpoint, weight / size)[:, None]
 
-    return _attack([Question(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), _apart(side))
+    return _attack(
+        [AttackQuestion(name, k, int(mask.sum()), mu, mu)], trials, len(plan.rounds) * max(2, dim), _apart(side)
+    )
 
 
 @jax.jit

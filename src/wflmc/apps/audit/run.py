@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.apps.audit import attack as kinds
-from wflmc.apps.audit.attack import MAIN_SHARE, PARTS, Attack, Question, Target, attack_target
+from wflmc.apps.audit.attack import MAIN_SHARE, PARTS, Attack, AttackQuestion, Target, attack_target
 from wflmc.apps.audit.summation import Summation, attack_sums
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior, Regression
@@ -104,7 +104,7 @@ class Finding:
         return self.mu_lower - self.mu_claimed
 
     @classmethod
-    def of(cls, test: Question, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Self:
+    def of(cls, test: AttackQuestion, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Self:
         """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each.
 
         Args:

@@ -342,7 +342,7 @@ class _Session:
         self,
         round_index: int,
         signal: _Exchanged,
-    ) -> jax.Array | NDArray[np.float64] | None:
+    ) -> jax.Array | NDArray[np.floating] | None:
         """Return y[chain, m]; None where nobody has sent."""
         if not signal.reception.sent.any():
             return None

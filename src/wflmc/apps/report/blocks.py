@@ -27,7 +27,7 @@ class Html(str):
     __slots__ = ()
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A part of a page, with a link to it in the page's contents."""
 
     name: str
@@ -177,7 +177,7 @@ def plotly() -> str:
     return str(get_plotlyjs())
 
 
-def page(title: str, lead: str, sections: Sequence[Section], scripts: Sequence[str] = ()) -> str:
+def page(title: str, lead: str, sections: Sequence[PageSection], scripts: Sequence[str] = ()) -> str:
     """Return the whole file; scripts run after Plotly and after all sections are there."""
     links = [text('<a href="#{name}">{title}</a>', name=part.name, title=part.title) for part in sections]
     body = [Html(f'<section id="{part.name}"><h2>{safe(part.title)}</h2>{part.html}</section>') for part in sections]

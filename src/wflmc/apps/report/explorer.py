@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wflmc.apps.report.blocks import Html, Section, as_script, asset, join, page, plot, text, words
+from wflmc.apps.report.blocks import Html, PageSection, as_script, asset, join, page, plot, text, words
 from wflmc.apps.report.figure import LIMIT_LOOKS
 from wflmc.planning.bound import BOUNDS
 from wflmc.privacy import ACCOUNTANTS
@@ -76,7 +76,7 @@ def constants_of(document: PlanFile | Mapping[str, object]) -> Start:
     return {**WORDS["start"], **values, **chosen, "bound": scenario.policy.bound}
 
 
-def section(constants: Start) -> Section:
+def section(constants: Start) -> PageSection:
     """Return controls, figures and results; `scripts` bring them to life."""
     controls = {key: _control(key, control, constants) for key, control in CONTROLS.items()}
     choices = {key: _choice(key, names) for key, names in CHOICES.items()}
@@ -90,7 +90,7 @@ def section(constants: Start) -> Section:
         map_axis=choices["map_axis"],
         **{name: plot(f"explorer-{name}", [], {}, caption) for name, caption in WORDS["captions"].items()},
     )
-    return Section("explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}")
+    return PageSection("explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}")
 
 
 def scripts(constants: Start) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from wflmc.apps.report.blocks import Html, Section, boxes, fold, join, page, paragraph, table, text, words
+from wflmc.apps.report.blocks import Html, PageSection, boxes, fold, join, page, paragraph, table, text, words
 from wflmc.apps.report.figure import BLUE, Axis, Bars, Figure, Line, Panel
 from wflmc.apps.report.plotly_figures import draw
 from wflmc.apps.report.run_figures import reliability_figure
@@ -19,10 +19,10 @@ def render_fit(fit: FitFile, name: str) -> str:
     lead = f"A private model of {what}, from {fit.rows:,} rows of {fit.devices:,} devices with {fit.features} features."
     lead += " This page is for the owner of the data: scores look at rows that epsilon does not hide."
     sections = [
-        Section("answer", "How good is it?", join([_boxes(fit), _verdict(fit)])),
-        *([Section("scores", "Held-out rows", _pictures(fit))] if fit.test_rows else []),
-        Section("privacy", "What ε bought", _privacy(fit)),
-        Section("settings", "Settings, and what more would be worth", _settings(fit)),
+        PageSection("answer", "How good is it?", join([_boxes(fit), _verdict(fit)])),
+        *([PageSection("scores", "Held-out rows", _pictures(fit))] if fit.test_rows else []),
+        PageSection("privacy", "What ε bought", _privacy(fit)),
+        PageSection("settings", "Settings, and what more would be worth", _settings(fit)),
     ]
     return page(f"Fit {name}", lead, sections)
 

@@ -11,7 +11,7 @@ import numpy as np
 from wflmc.apps.diagnosis.advice import read_advice
 from wflmc.apps.diagnosis.values import CAUSES_SHOWN
 from wflmc.apps.report import blocks, explorer, run_figures
-from wflmc.apps.report.blocks import Html, Section, data, fold, grid, join, missing, paragraph, table, text
+from wflmc.apps.report.blocks import Html, PageSection, data, fold, grid, join, missing, paragraph, table, text
 from wflmc.apps.report.plotly_figures import draw
 from wflmc.apps.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.evaluation import diagnose
@@ -38,13 +38,13 @@ def render_run(folder: Path) -> str:
     no_draws, no_summary = (missing(f"There is nothing to show: {why}.", file=f) for f in ("trace.nc", "summary.json"))
     explorer_section, scripts = _explorer(run)
     sections = [
-        Section("answer", "In short", answer_section(run)),
-        Section("setting", "The scenario", _scenario(run)),
-        Section("plan", "The plan", _plan(run, run.plan)),
-        Section("chains", "The chains", no_draws if draws is None else _chains(run, draws)),
-        Section("samples", "Samples and posterior", no_draws if draws is None else _samples(run, draws)),
-        Section("scores", "Predictions", no_summary if summary is None else _scores(summary, run.plan.own_data)),
-        Section("spent", "Privacy", _privacy(run, run.plan)),
+        PageSection("answer", "In short", answer_section(run)),
+        PageSection("setting", "The scenario", _scenario(run)),
+        PageSection("plan", "The plan", _plan(run, run.plan)),
+        PageSection("chains", "The chains", no_draws if draws is None else _chains(run, draws)),
+        PageSection("samples", "Samples and posterior", no_draws if draws is None else _samples(run, draws)),
+        PageSection("scores", "Predictions", no_summary if summary is None else _scores(summary, run.plan.own_data)),
+        PageSection("spent", "Privacy", _privacy(run, run.plan)),
         explorer_section,
     ]
     command = "run" if summary is None or summary.federation is None else "federate"
@@ -276,7 +276,7 @@ def _privacy(run: Run, plan: PlanFile) -> Html:
     return join(parts)
 
 
-def _explorer(run: Run) -> tuple[Section, list[str]]:
+def _explorer(run: Run) -> tuple[PageSection, list[str]]:
     """Return Theorem 1 with sliders, from the setting nearest to the run's plan; or why there is none."""
     start = explorer.constants_of(run.plan)
     section = explorer.section(start)

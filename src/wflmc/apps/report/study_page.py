@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from wflmc.apps.report.blocks import Html, Section, data, fold, grid, join, missing, page, paragraph, table, words
+from wflmc.apps.report.blocks import Html, PageSection, data, fold, grid, join, missing, page, paragraph, table, words
 from wflmc.apps.report.figure import LIMIT_LOOKS, LOOKS, Axis, Band, Figure, Item, Line, Panel
 from wflmc.apps.report.matplotlib_pictures import draw_picture
 from wflmc.apps.report.plotly_figures import draw
@@ -127,11 +127,11 @@ def render_study(folder: Path) -> str:
     claims = read_document(path, ClaimsFile, "report") if path.exists() else None
     tables = {path.stem: read_rows(path) for path in sorted(folder.glob("*.csv")) if _figure_of(path.stem)}
     names = [name for name in KNOWN if any(_figure_of(table) == name for table in tables)]
-    sections = [Section("claims", "The paper's statements", _statements(claims, ", ".join(names) or "no figure"))]
+    sections = [PageSection("claims", "The paper's statements", _statements(claims, ", ".join(names) or "no figure"))]
     for name in names:
         title = name.replace("fig", "Figure ", 1) if name.startswith("fig") else name.capitalize()
         shown = {table: rows for table, rows in tables.items() if _figure_of(table) == name}
-        sections.append(Section(name, title, _figures(name, shown)))
+        sections.append(PageSection(name, title, _figures(name, shown)))
     own_data = claims is not None and claims.data and "synthetic" not in claims.data and claims.data != "MNIST"
     command = f"wflmc reproduce {' '.join(names)}{' --data FILE' if own_data else ''} --out {folder}"
     lead = f"Results of {command}, which reuses what it has measured. Figures can be zoomed, and legends clicked."

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.apps.report.blocks import Html, PlotlyObject, Section, fold, grid, missing, page, plot, table
+from wflmc.apps.report.blocks import Html, PageSection, PlotlyObject, fold, grid, missing, page, plot, table
 from wflmc.apps.report.figure import Axis, Figure, Line, Panel
 from wflmc.apps.report.plotly_figures import UNWANTED, axis_layout, draw
 from wflmc.apps.report.tables import as_number, read_columns
@@ -38,7 +38,10 @@ def render_sweep(folder: Path) -> str:
     every = table(list(zip(*columns.values(), strict=True))[:MOST_ROWS], list(columns))
     if points > 12:
         every = fold(f"{'' if points <= MOST_ROWS else f'The first {MOST_ROWS} of '}{points:,} points", every)
-    sections = [Section("grid", "Over the grid", _figures(columns, keys)), Section("points", "All points", every)]
+    sections = [
+        PageSection("grid", "Over the grid", _figures(columns, keys)),
+        PageSection("points", "All points", every),
+    ]
     return page(f"Sweep {folder.resolve().name}", lead, sections)
 
 

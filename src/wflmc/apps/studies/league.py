@@ -8,7 +8,7 @@ choice, on the other data set, or, as in the literature, on 5,000 of the trainin
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
