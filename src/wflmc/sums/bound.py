@@ -304,8 +304,8 @@ def check_record_sums(settings: SumSettings) -> None:
         longest = np.where(matters, settings.sizes * example_clip, 0.0)
     if np.max(longest) > LONGEST_RECORD_SUM:
         size = settings.largest_size
-        most = LONGEST_RECORD_SUM / size
-        allowed = f"at most {most:.3g}, for devices of {size} examples"
+        largest_clip = LONGEST_RECORD_SUM / size
+        allowed = f"at most {largest_clip:.3g}, for devices of {size} examples"
         largest = float(np.max(example_clip[example_clip < clip]))
         raise InputError("example_clip", largest, allowed, section="privacy")
 

@@ -68,7 +68,7 @@ class DeviceGradient(NamedTuple):
 
     gradient: Pair
     """[m]."""
-    lost: jax.Array
+    nonfinite: jax.Array
     """Whether a record was left out of it that has no finite gradient."""
 
 
@@ -131,12 +131,16 @@ def device_clipped_sum(
         received = None if inputs.theta is None else inputs.theta[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            found = _of_one(in_order(gradient_of)(theta, _first(block), key))
+            gradients = _of_one(in_order(gradient_of)(theta, _first(block), key))
         else:
             axes = (None if received is None else 0, 0, None)
-            place = theta if received is None else received
-            found = in_order(jax.vmap(gradient_of, axes))(place, block, key)
-        clipped, norms = _clip_float32(found.gradient.high, found.lost, inputs)
+            position = theta if received is None else received
+            gradients = in_order(jax.vmap(gradient_of, axes))(position, block, key)
+        clipped, norms = _clip_float32(
+            gradients.gradient.high,
+            gradients.nonfinite,
+            inputs,
+        )
         return add_devices(total, clipped, 0, bound), norms[None]
 
     inputs = _inputs(theta, weight, clip)
@@ -189,17 +193,24 @@ def record_clipped_sum(
         limits = inputs.example_clip[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            found = _of_one(in_order(gradient_of)(theta, _first(block), limits[0], key))
+            gradients = _of_one(
+                in_order(gradient_of)(theta, _first(block), limits[0], key),
+            )
         else:
             axes = (None if received is None else 0, 0, 0, None)
-            place = theta if received is None else received
-            found = in_order(jax.vmap(gradient_of, axes))(place, block, limits, key)
+            position = theta if received is None else received
+            of_block = in_order(jax.vmap(gradient_of, axes))
+            gradients = of_block(position, block, limits, key)
         if in_pairs:
             weights = inputs.weight[0]
-            sent, sizes = clip_pairs(found.gradient, weights, inputs.clip[0], (-1,))
-            norms = jnp.where(found.lost, jnp.nan, sizes)
+            sent, sizes = clip_pairs(gradients.gradient, weights, inputs.clip[0], (-1,))
+            norms = jnp.where(gradients.nonfinite, jnp.nan, sizes)
             return add_pairs_on_lattice(total, sent, 0, bound), norms[None]
-        clipped, norms = _clip_float32(found.gradient.rounded, found.lost, inputs)
+        clipped, norms = _clip_float32(
+            gradients.gradient.rounded,
+            gradients.nonfinite,
+            inputs,
+        )
         return add_on_lattice(total, clipped, 0, bound), norms[None]
 
     inputs = _inputs(theta, weight, clip, example_clip)
@@ -236,7 +247,7 @@ def _scan(
 
 def _clip_float32(
     gradients: jax.Array,
-    lost: jax.Array,
+    nonfinite: jax.Array,
     inputs: DeviceInputs,
 ) -> tuple[jax.Array, jax.Array]:
     """Clip gradients[block, m]; one that is not a number adds nothing (Sums, step 8).
@@ -247,7 +258,7 @@ def _clip_float32(
     """
     sizes = row_norms(gradients)
     factors = clip_factor(inputs.weight[0], inputs.clip[0], sizes)
-    norms = jnp.where(lost, jnp.nan, sizes)
+    norms = jnp.where(nonfinite, jnp.nan, sizes)
     no_number = jnp.isnan(sizes)[:, None]
     return jnp.where(no_number, 0.0, factors[:, None] * gradients), norms
 
@@ -263,9 +274,9 @@ def _first(block: DeviceRecords) -> DeviceRecords:
     return first
 
 
-def _of_one(found: DeviceGradient) -> DeviceGradient:
+def _of_one(device: DeviceGradient) -> DeviceGradient:
     """Return the gradient of one device as that of a block."""
-    block: DeviceGradient = jax.tree.map(lambda value: value[None], found)
+    block: DeviceGradient = jax.tree.map(lambda value: value[None], device)
     return block
 
 
@@ -292,8 +303,8 @@ def device_gradient(
     batch = _drawn(model, device, key, theta.dtype)
 
     def block_gradient(records: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def cost(place: jax.Array) -> jax.Array:
-            return jnp.sum(jnp.where(real, model.costs(place, records), 0.0))
+        def cost(position: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(real, model.costs(position, records), 0.0))
 
         return batch.scale * jax.grad(cost)(theta), jnp.zeros((), bool)
 
@@ -348,20 +359,20 @@ def _clipped_block_gradient(
     """
     arrays = model.record_gradients(theta, records)
     norms = _record_norms(arrays, example_clip, scale)
-    lost = ~jnp.isfinite(norms)
-    counted = jnp.where(real & ~lost, 1.0, 0.0)
-    finite_norms = jnp.where(lost, 0.0, norms)
+    nonfinite = ~jnp.isfinite(norms)
+    counted = jnp.where(real & ~nonfinite, 1.0, 0.0)
+    finite_norms = jnp.where(nonfinite, 0.0, norms)
     factors = scale * clip_factor(counted, example_clip, finite_norms)
 
     def sum_all() -> jax.Array:
         return jnp.concatenate([array.weighted(factors) for array in arrays])
 
     def sum_finite() -> jax.Array:
-        finite = [array.without(lost) for array in arrays]
+        finite = [array.without(nonfinite) for array in arrays]
         return jnp.concatenate([array.weighted(factors) for array in finite])
 
-    total = jax.lax.cond(jnp.any(lost), sum_finite, sum_all)
-    return total, jnp.any(lost & real)
+    total = jax.lax.cond(jnp.any(nonfinite), sum_finite, sum_all)
+    return total, jnp.any(nonfinite & real)
 
 
 def _record_norms(
@@ -425,8 +436,8 @@ def _sum_records(
     """
     count = batch.real.shape[0]
     if batch.block >= count:
-        block_sum, lost = block_gradient(batch.records, batch.real)
-        return DeviceGradient(two_sum(block_sum, prior), lost)
+        block_sum, nonfinite = block_gradient(batch.records, batch.real)
+        return DeviceGradient(two_sum(block_sum, prior), nonfinite)
     missing = -count % batch.block  # of a mini-batch; devices come in whole blocks
 
     def padded(values: jax.Array) -> jax.Array:
@@ -440,10 +451,10 @@ def _sum_records(
     )
 
     def step(total: DeviceGradient, block: Any) -> tuple[DeviceGradient, None]:
-        block_sum, lost = block_gradient(*block)
+        block_sum, nonfinite = block_gradient(*block)
         gradient = plus(total.gradient, as_pair(block_sum))
-        return DeviceGradient(gradient, total.lost | lost), None
+        return DeviceGradient(gradient, total.nonfinite | nonfinite), None
 
     zero = DeviceGradient(as_pair(jnp.zeros_like(prior)), jnp.zeros((), bool))
     total, _ = jax.lax.scan(step, zero, blocks)
-    return DeviceGradient(plus(total.gradient, as_pair(prior)), total.lost)
+    return DeviceGradient(plus(total.gradient, as_pair(prior)), total.nonfinite)

@@ -91,8 +91,8 @@ def times(factor: jax.Array, value: Pair) -> Pair:
     a = _halves(_computed_once(factor))
     b = _halves(_computed_once(value.high))
     cross = two_sum(a.high * b.low, a.low * b.high)
-    rest = cross.low + (a.low * b.low + factor * value.low)
-    return plus(as_pair(a.high * b.high), two_sum(cross.high, rest))
+    remainder = cross.low + (a.low * b.low + factor * value.low)
+    return plus(as_pair(a.high * b.high), two_sum(cross.high, remainder))
 
 
 def squared(value: Pair) -> Pair:
@@ -115,8 +115,8 @@ def sum_pairs(terms: Pair, axes: tuple[int, ...]) -> Pair:
     leading = tuple(range(len(axes)))
 
     def flattened(part: jax.Array) -> jax.Array:
-        others = np.delete(part.shape, axes)
-        return jnp.moveaxis(part, axes, leading).reshape(-1, *others)
+        kept_shape = np.delete(part.shape, axes)
+        return jnp.moveaxis(part, axes, leading).reshape(-1, *kept_shape)
 
     high = flattened(terms.high)
     low = flattened(terms.low)

@@ -162,9 +162,9 @@ class ArrayGradients(NamedTuple):
             total = equation.primitive.bind(total.reshape(shape), **equation.params)
         return total.ravel()
 
-    def without(self, lost: jax.Array) -> "ArrayGradients":
+    def without(self, nonfinite: jax.Array) -> "ArrayGradients":
         """Return the gradients with zeros in place of those of some records, [n]."""
-        return self._replace(right=jnp.where(lost[:, None], 0.0, self.right))
+        return self._replace(right=jnp.where(nonfinite[:, None], 0.0, self.right))
 
 
 class Factored(NamedTuple):

@@ -79,8 +79,8 @@ def _sum_many_blocks(
     # XLA would copy all data to move an axis of length 1 out of the way.
     one_device = all(array.is_of_one_device for array in records)
     if one_device:
-        alone = [array.values[0] for array in records]
-        blocks = tuple(split_axis(one, 0, RECORDS_PER_FLOAT32_SUM) for one in alone)
+        size = RECORDS_PER_FLOAT32_SUM
+        blocks = tuple(split_axis(array.values[0], 0, size) for array in records)
     else:
         blocks = tuple(_blocks_first(array) for array in records)
 

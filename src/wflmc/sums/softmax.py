@@ -208,13 +208,14 @@ def likelihood_gradients(
     if len(features) == 1:
         # Labels are the same for all chains: taken off at the end, not from each p.
         rows = features[0].T
-        others = (product(rows, p) - product(rows, seen[0])[..., None])[None]
+        other_classes = (product(rows, p) - product(rows, seen[0])[..., None])[None]
     else:
         residuals = p.reshape(*labels.shape, *p.shape[1:]) - seen[..., None]
-        others = weighted_rows(features, residuals.reshape(*labels.shape, -1))
-        others = others.reshape(len(features), columns.shape[-3], *p.shape[1:])
-    first = -others.sum(2, keepdims=True)
-    return jnp.concatenate([first, others], axis=2)
+        other_classes = weighted_rows(features, residuals.reshape(*labels.shape, -1))
+        shape = (len(features), columns.shape[-3], *p.shape[1:])
+        other_classes = other_classes.reshape(shape)
+    first_class = -other_classes.sum(2, keepdims=True)
+    return jnp.concatenate([first_class, other_classes], axis=2)
 
 
 def _clipped_record_sums(

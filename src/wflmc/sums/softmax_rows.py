@@ -204,9 +204,9 @@ def _clip_chains(
         clipped = (factors[:, None, None] * by_row).reshape(rows.residuals.shape)
         added = _add_rows(block.features.reshape(-1, dim), clipped, lattice)
         assert total.low is not None
-        whole = Sum(total.high + added.high, total.low + added.low)
+        new_total = Sum(total.high + added.high, total.low + added.low)
         norms = jnp.sqrt(jnp.maximum(square, 0.0))
-        return whole, jnp.concatenate([norms, factors], axis=1).T
+        return new_total, jnp.concatenate([norms, factors], axis=1).T
 
     zero = zero_pair_sum(columns)
     total, numbers = scan_groups(
@@ -220,9 +220,9 @@ def _clip_chains(
     norms, factors = jnp.split(numbers, 2)
     largest_factor = _largest_factor(inputs, signal, prior)
     shares = _prior_of_all(prior, factors, largest_factor)
-    whole = plus(total.pair, shares)
-    rounded = Sum(vectors_of(whole.high), vectors_of(whole.low))
-    return ClippedSum(rounded, norms)
+    with_prior = plus(total.pair, shares)
+    sums = Sum(vectors_of(with_prior.high), vectors_of(with_prior.low))
+    return ClippedSum(sums, norms)
 
 
 def device_factors(inputs: DeviceInputs, norms: jax.Array) -> jax.Array:
@@ -241,9 +241,9 @@ def _with_products(blocks: LabelledRows) -> ShortDevices:
 
 def _prior_share(curvature: Curvature, columns: jax.Array) -> PriorShare:
     """Return a device's share of the prior's gradient, with its norm."""
-    whole = prior_share(curvature, columns)
-    factor = prior_factor(whole, (0, 1))
-    scaled = factor * whole
+    unscaled = prior_share(curvature, columns)
+    factor = prior_factor(unscaled, (0, 1))
+    scaled = factor * unscaled
     return PriorShare(
         curvature=curvature,
         factor=factor,
@@ -335,11 +335,11 @@ def _largest_norms(
     rounding = row_product_error(dim, classes) * length_sum**2
     error = rounding + lost_of_products(rows.lengths, dim, classes)
     largest = jnp.sqrt(jnp.maximum(square, 0.0) + error)
-    least = length_sum / MAX_CANCELLATION
+    smallest_norm = length_sum / MAX_CANCELLATION
     if inputs.example_clip is not None:
         record_is_longer = (inputs.example_clip >= inputs.clip).T
-        least = jnp.where(record_is_longer, least, 0.0)
-    return jnp.maximum(largest, least)
+        smallest_norm = jnp.where(record_is_longer, smallest_norm, 0.0)
+    return jnp.maximum(largest, smallest_norm)
 
 
 def lost_of_products(lengths: jax.Array, dim: int, classes: int) -> jax.Array:
