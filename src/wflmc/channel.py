@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
-from wflmc.support.declarations import Limits, NotInFiles, check_fields, documented
+from wflmc.support.declarations import Interval, NotInFiles, check_fields, documented
 from wflmc.support.errors import Found, InputError, Shown, wrong_length
 from wflmc.support.keys import host_generator, seeded
 from wflmc.support.notices import Notice, NoticeCode
@@ -261,29 +261,29 @@ class Link(Shown):
     ]
     snr_db: Annotated[
         ArrayLike,
-        Limits(minimum=-300, maximum=300, per_device=True),
+        Interval(minimum=-300, maximum=300, per_device=True),
         "P/(m N0) in dB: one number, or one per device where their power limits P_k differ.",
     ] = 20.0
     noise_power: Annotated[
         float,
-        Limits(minimum=1e-30, maximum=1e30),  # chains are float32
+        Interval(minimum=1e-30, maximum=1e30),  # chains are float32
         "N0, the variance of the receiver's noise in every coordinate.",
     ] = 1.0
     seed: Annotated[
         int,
-        Limits(minimum=0, maximum=2**32 - 1),  # JAX keys hold no more
+        Interval(minimum=0, maximum=2**32 - 1),  # JAX keys hold no more
         "Of the channel realisation.",
     ] = 0
     csi_error: Annotated[
         float,
-        Limits(minimum=0, below=1),
+        Interval(minimum=0, below=1),
         "e, the relative error of what devices know of their channels: |ĥ/h − 1| ≤ e. "
         "What they send is made for ĥ and arrives h/ĥ times as strong, up to 1/(1 − e) "
         "times.",
     ] = 0.0
     downlink_snr_db: Annotated[
         float,
-        Limits(minimum=-300),
+        Interval(minimum=-300),
         "Of the server's broadcast, where a position of the prior's mean square has full "
         "power: every device receives each coordinate with noise of its own, of the "
         "prior's variance over this ratio; inf where there is no noise.",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 import wflmc
 from wflmc.scenario import Scenario, validate
 from wflmc.scenario.sections import core_value, section_of
-from wflmc.support.declarations import Choices, Limits, NotInFiles, check_fields, declared_fields, documented
+from wflmc.support.declarations import Choices, Interval, NotInFiles, check_fields, declared_fields, documented
 from wflmc.support.errors import InputError, renamed_keys
 
 CORE = {
@@ -36,10 +36,10 @@ OTHERWISE = {"friction", "max_round_noise"}
 class Toy:
     """A toy."""
 
-    gain: Annotated[float, Limits(above=0, maximum=10), "How loud it is."] = 1.0
-    parts: Annotated[int, Limits(minimum=1)] = 3
+    gain: Annotated[float, Interval(above=0, maximum=10), "How loud it is."] = 1.0
+    parts: Annotated[int, Interval(minimum=1)] = 3
     mood: Annotated[str, Choices(("calm", "wild"))] = "calm"
-    weights: Annotated[float | None, Limits(minimum=0, per_device=True)] = None
+    weights: Annotated[float | None, Interval(minimum=0, per_device=True)] = None
     owner: Annotated[object, NotInFiles(), "Who has it."] = None
 
     def __post_init__(self):
@@ -110,8 +110,8 @@ def test_a_key_has_the_limits_of_its_field(section, field):
         return None
 
     tried = ["no such name"] if field.name not in OTHERWISE else []
-    if field.limits is not None:
-        limits = field.limits
+    if field.interval is not None:
+        limits = field.interval
         step = 1 if field.kind is int else 1e-6
         for end in {limits.minimum, limits.maximum, limits.above, limits.below} - {None}:
             away = step * max(1, abs(end))

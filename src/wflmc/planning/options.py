@@ -17,7 +17,7 @@ from wflmc.planning.schedule import RULES
 from wflmc.planning.steps import SCHEDULES
 from wflmc.posterior.inputs import INITS
 from wflmc.privacy import Privacy
-from wflmc.support.declarations import Choices, Limits, NotInFiles, check_fields, documented
+from wflmc.support.declarations import Choices, Interval, NotInFiles, check_fields, documented
 from wflmc.support.errors import InputError
 
 OBJECTIVES = ("worst", "average", "exact", "transcript")
@@ -54,13 +54,13 @@ class Sampler:
     ] = "overdamped"
     friction: Annotated[
         float,
-        Limits(minimum=1e-50, maximum=1e50),
+        Interval(minimum=1e-50, maximum=1e50),
         "γ_f of kinetic dynamics.",
     ] = 2.0
     start: Annotated[
         int,
         NotInFiles(),
-        Limits(minimum=0),
+        Interval(minimum=0),
         "The round to begin with, where rounds came before: channels and noise continue from there.",
     ] = 0
     before: Annotated[
@@ -105,7 +105,7 @@ class Policy:
     ] = "worst"
     senders: Annotated[
         int,
-        Limits(minimum=0, maximum=10**7),
+        Interval(minimum=0, maximum=10**7),
         'q, the active devices of a round with schedule = "unbiased"; 0: chosen by the fading law.',
     ] = 0
     csi: Annotated[
@@ -122,7 +122,7 @@ class Policy:
     ] = "corrected"
     max_round_noise: Annotated[
         float | None,
-        Limits(minimum=1e-9),
+        Interval(minimum=1e-9),
         "M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all "
         "clipped gradients together can undo. For `optimized` and `noiseless-dp`; chains "
         "may be lost without it. By default there is none, but for objective = "

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.privacy.accountants import ACCOUNTANTS, Array, budget, epsilon_spent
-from wflmc.support.declarations import Choices, Limits, check_fields, documented
+from wflmc.support.declarations import Choices, Interval, check_fields, documented
 from wflmc.support.errors import InputError, Shown, missing, wrong_length
 
 UNITS = ("device", "record")
@@ -20,7 +20,7 @@ HIDDEN = {
     ("record", "add-remove"): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
-CLIPS = Limits(above=1e-15, below=1e15, per_device=True)
+CLIPS = Interval(above=1e-15, below=1e15, per_device=True)
 """The clipping thresholds ℓ and c for which float32 keeps clipped gradients within them, whatever the data.
 
 Norms are roots of sums of squares. Float32 holds squares from 2⁻¹²⁶ to 2¹²⁸; smaller ones may be flushed to zero.
@@ -72,12 +72,12 @@ class Privacy(Shown):
 
     epsilon: Annotated[
         ArrayLike | None,
-        Limits(minimum=1e-50, maximum=1e50, per_device=True),
+        Interval(minimum=1e-50, maximum=1e50, per_device=True),
         "ε of the promise; None, together with `delta`, for no constraint.",
     ] = None
     delta: Annotated[
         ArrayLike | None,
-        Limits(above=0, below=1, per_device=True),
+        Interval(above=0, below=1, per_device=True),
         "δ of the promise; None, together with `epsilon`, for no constraint.",
     ] = None
     clip: Annotated[

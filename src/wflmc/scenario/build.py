@@ -102,14 +102,11 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
     posterior, test = build_posterior(scenario)
     posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     notices += _constant_notices(scenario, posterior, data_words)
-    constants: dict[str, Any] = {"mu": scenario.posterior.mu or posterior.mu, "L": scenario.posterior.L or posterior.L}
-    posterior = dataclasses.replace(posterior, **constants)
+    mu = scenario.posterior.mu or posterior.mu
+    L = scenario.posterior.L or posterior.L
+    posterior = dataclasses.replace(posterior, mu=mu, L=L)
     step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
-    friction = scenario.sampler.friction
-    if isinstance(friction, str):  # which nothing reads of other dynamics
-        kinetic = scenario.sampler.dynamics == "kinetic"
-        friction = float(evaluate_expression("sampler.friction", friction, constants)) if kinetic else 2.0
-    dynamics = by_name(scenario.sampler.dynamics, friction)
+    dynamics = by_name(scenario.sampler.dynamics, _friction(scenario, mu, L))
     if release is not None and release.hidden > 0.5:
         text = (
             f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
@@ -118,6 +115,16 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
         notices.append(Notice(NoticeCode.HIDDEN_DIRECTIONS, text))
     uncovered = not_covered(scenario, scored=test is not None, by_model=posterior.not_covered)
     return Inputs(posterior, link, privacy, step_size, tuple(notices), test, release, dynamics, uncovered)
+
+
+def _friction(scenario: Scenario, mu: float, L: float) -> float:
+    """Return γ_f of a scenario; nothing reads an expression of other dynamics than kinetic ones."""
+    friction = scenario.sampler.friction
+    if not isinstance(friction, str):
+        return float(friction)
+    if scenario.sampler.dynamics != "kinetic":
+        return Sampler.friction
+    return float(evaluate_expression("sampler.friction", friction, {"mu": mu, "L": L}))
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
@@ -285,9 +292,16 @@ def _preconditioned(
         return posterior.whitened(prior_on=section.prior_on), None
     if scenario.sampler.seed != "secret":
         key = seeded(section.seed)
-    how: dict[str, Any] = {"share": section.whiten_share, "rounds": section.whiten_rounds, "prior_on": section.prior_on}
-    key = secret_key() if key is None else key
-    release = release_whitening(key, posterior, link, privacy, clip=section.whiten_clip or None, **how)
+    release = release_whitening(
+        secret_key() if key is None else key,
+        posterior,
+        link,
+        privacy,
+        clip=section.whiten_clip or None,
+        share=section.whiten_share,
+        rounds=section.whiten_rounds,
+        prior_on=section.prior_on,
+    )
     return posterior.whitened(release.matrix, section.prior_on), release
 
 

@@ -15,7 +15,7 @@ from wflmc.channel import Link
 from wflmc.data.sets import DATA_SETS
 from wflmc.planning.options import Policy, Sampler
 from wflmc.privacy import Privacy
-from wflmc.scenario.sections import Section, key_type, registered_name, section_of
+from wflmc.scenario.sections import ScenarioSection, key_type, registered_name, section_of
 from wflmc.support.errors import InputError
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
@@ -40,7 +40,7 @@ else:
     PolicyKeys = section_of(Policy)
 
 
-class PosteriorSection(Section):
+class PosteriorSection(ScenarioSection):
     """What is sampled, from which data, and which device holds them."""
 
     model: registered_name("models", "gaussian", "softmax") = "gaussian"  # type: ignore[valid-type]
@@ -71,7 +71,7 @@ class PosteriorSection(Section):
         return self.intercept and self.features != "scattering" and not self.whiten_from
 
 
-class LinkSection(LinkKeys, Section):
+class LinkSection(LinkKeys, ScenarioSection):
     """The channel: a fading law by its name and constants, and the fields of `Link`."""
 
     fading: registered_name("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
@@ -81,11 +81,11 @@ class LinkSection(LinkKeys, Section):
     gains: str = ""  # type: ignore[assignment]
 
 
-class PrivacySection(PrivacyKeys, Section):
+class PrivacySection(PrivacyKeys, ScenarioSection):
     """What each device is promised: the fields of `Privacy`."""
 
 
-class SamplerSection(SamplerKeys, Section):
+class SamplerSection(SamplerKeys, ScenarioSection):
     """The chain: the fields of `Sampler`, its rounds, and how it is run."""
 
     step_size: OneOrEach | str = "0.4/(mu+L)"
@@ -100,14 +100,14 @@ class SamplerSection(SamplerKeys, Section):
     transcript: bool = False
 
 
-class PolicySection(PolicyKeys, Section):
+class PolicySection(PolicyKeys, ScenarioSection):
     """Who transmits, and with what power: the fields of `Policy`."""
 
     max_round_noise: key_type(Policy, "max_round_noise", Literal["inf"]) = Policy.max_round_noise  # type: ignore[valid-type]
     """JSON has no number for infinity."""
 
 
-class Scenario(Section):
+class Scenario(ScenarioSection):
     """A whole scenario; every key has a default."""
 
     posterior: PosteriorSection = PosteriorSection()

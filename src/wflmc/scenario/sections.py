@@ -13,28 +13,28 @@ from typing import Annotated, Any, Literal, Optional, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from wflmc.support.declarations import Choices, DeclaredField, Limits, declared_fields
+from wflmc.support.declarations import Choices, DeclaredField, Interval, declared_fields
 from wflmc.support.plugins import is_own_model, known_names, names
 
 T = TypeVar("T")
 
 
-class Section(BaseModel, strict=True, extra="forbid", frozen=True):
+class ScenarioSection(BaseModel, strict=True, extra="forbid", frozen=True):
     """What all sections share."""
 
 
-def section_of(core: type) -> type[Section]:
+def section_of(core: type) -> type[ScenarioSection]:
     """Return the section that has a key for every field of a dataclass that files may give.
 
     Args:
-        core: a dataclass whose fields are declared with `Limits` or `Choices`.
+        core: a dataclass whose fields are declared with `Interval` or `Choices`.
     """
     keys: dict[str, Any] = {}
     for field in declared_fields(core):
         if field.in_files:
             default = ... if field.default is MISSING else field.default
             keys[field.name] = (_type_of(field), Field(default, description=field.description))
-    return create_model(f"{core.__name__}Keys", __base__=Section, **keys)
+    return create_model(f"{core.__name__}Keys", __base__=ScenarioSection, **keys)
 
 
 def core_value(core: Callable[..., T], section: BaseModel, **values: object) -> T:
@@ -73,18 +73,18 @@ def _type_of(field: DeclaredField) -> Any:
     kind = field.kind
     if field.choices is not None:
         kind = _name_type(field.choices)
-    elif field.limits is not None:
-        kind = number_type(float if field.kind is not int else int, field.limits)
+    elif field.interval is not None:
+        kind = number_type(float if field.kind is not int else int, field.interval)
     return Optional[kind] if field.optional else kind  # noqa: UP045
 
 
-def number_type(kind: type, limits: Limits) -> Any:
+def number_type(kind: type, interval: Interval) -> Any:
     """Return the type of a number within limits, or of a list of them where devices may differ."""
     number = Annotated[
         kind,  # type: ignore[valid-type]
-        Field(ge=limits.minimum, le=limits.maximum, gt=limits.above, lt=limits.below),
+        Field(ge=interval.minimum, le=interval.maximum, gt=interval.above, lt=interval.below),
     ]
-    if not limits.per_device:
+    if not interval.per_device:
         return number
     return number | Annotated[list[number], Field(min_length=1)]
 

@@ -8,8 +8,8 @@ limits and a description in `typing.Annotated`. Two things are made from that:
 
 >>> @dataclass(frozen=True)
 ... class Antenna:
-...     tilt: Annotated[float, Limits(minimum=0, below=90), "In degrees."] = 10.0
->>> [(field.name, field.default, str(field.limits)) for field in declared_fields(Antenna)]
+...     tilt: Annotated[float, Interval(minimum=0, below=90), "In degrees."] = 10.0
+>>> [(field.name, field.default, str(field.interval)) for field in declared_fields(Antenna)]
 [('tilt', 10.0, 'at least 0 and below 90')]
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Interval:
     """The numbers that a field may have.
 
     Args:
@@ -48,8 +48,8 @@ class Limits:
     below: float | None = None
     per_device: bool = False
 
-    def hold_for(self, numbers: np.ndarray) -> bool:
-        """Return whether all numbers are within the limits; nan never is."""
+    def contains(self, numbers: np.ndarray) -> bool:
+        """Return whether it has all of these numbers; nan is in none."""
         lowest = -math.inf if self.minimum is None else self.minimum
         highest = math.inf if self.maximum is None else self.maximum
         within = (numbers >= lowest) & (numbers <= highest)
@@ -100,7 +100,7 @@ class DeclaredField:
         kind: its type, without None and without metadata.
         default: its default; `dataclasses.MISSING` where there is none.
         description: one or two sentences; empty where there are none.
-        limits: of its numbers.
+        interval: of its numbers.
         choices: its names.
         optional: whether it may be None.
         in_files: whether scenario files have a key for it.
@@ -110,7 +110,7 @@ class DeclaredField:
     kind: object
     default: object
     description: str
-    limits: Limits | None
+    interval: Interval | None
     choices: Choices | None
     optional: bool
     in_files: bool
@@ -127,22 +127,22 @@ class DeclaredField:
         """
         if value is None and self.optional:
             return
-        if self.limits is not None:
-            self._check_number(value, self.limits, section)
+        if self.interval is not None:
+            self._check_number(value, self.interval, section)
         if self.choices is not None:
             self._check_choice(value, self.choices, section)
 
-    def _check_number(self, value: object, limits: Limits, section: str) -> None:
+    def _check_number(self, value: object, interval: Interval, section: str) -> None:
         """Refuse what is no number, or a number out of range."""
         whole = self.kind is int
         kind = "a whole number" if whole else "a number"
         numbers = np.asarray(value)
-        right_shape = numbers.ndim == 0 or (limits.per_device and numbers.ndim == 1 and numbers.size > 0)
+        right_shape = numbers.ndim == 0 or (interval.per_device and numbers.ndim == 1 and numbers.size > 0)
         if not right_shape or numbers.dtype.kind not in ("iu" if whole else "fiu"):
-            each = ", or one for each device" if limits.per_device else ""
+            each = ", or one for each device" if interval.per_device else ""
             raise InputError(self.name, value, f"{kind}{each}", section)
-        if not limits.hold_for(numbers):
-            joined = f"{kind} of {limits}" if str(limits).startswith("at ") else f"{kind} {limits}"
+        if not interval.contains(numbers):
+            joined = f"{kind} of {interval}" if str(interval).startswith("at ") else f"{kind} {interval}"
             raise InputError(self.name, value, joined, section)
 
     def _check_choice(self, value: object, choices: Choices, section: str) -> None:
@@ -206,7 +206,7 @@ def _declared(field: "dataclasses.Field[object]", hint: object) -> DeclaredField
         kind=kind,
         default=field.default,
         description=next((item for item in metadata if isinstance(item, str)), ""),
-        limits=next((item for item in metadata if isinstance(item, Limits)), None),
+        interval=next((item for item in metadata if isinstance(item, Interval)), None),
         choices=next((item for item in metadata if isinstance(item, Choices)), None),
         optional=optional,
         in_files=not any(isinstance(item, NotInFiles) for item in metadata),
