@@ -134,16 +134,18 @@ class DeclaredField:
 
     def _check_number(self, value: object, interval: Interval, section: str) -> None:
         """Refuse what is no number, or a number out of range."""
-        whole = self.kind is int
-        kind = "a whole number" if whole else "a number"
         numbers = np.asarray(value)
+        right_kind = numbers.dtype.kind in ("iu" if self.kind is int else "fiu")
         right_shape = numbers.ndim == 0 or (interval.per_device and numbers.ndim == 1 and numbers.size > 0)
-        if not right_shape or numbers.dtype.kind not in ("iu" if whole else "fiu"):
-            each = ", or one for each device" if interval.per_device else ""
-            raise InputError(self.name, value, f"{kind}{each}", section)
-        if not interval.contains(numbers):
-            joined = f"{kind} of {interval}" if str(interval).startswith("at ") else f"{kind} {interval}"
-            raise InputError(self.name, value, joined, section)
+        if not (right_kind and right_shape and interval.contains(numbers)):
+            raise InputError(self.name, value, self._allowed_numbers(interval), section)
+
+    def _allowed_numbers(self, interval: Interval) -> str:
+        """Return which numbers are allowed, in words."""
+        kind = "a whole number" if self.kind is int else "a number"
+        of = " of" if str(interval).startswith("at ") else ""
+        each = ", or one for each device" if interval.per_device else ""
+        return f"{kind}{of} {interval}{each}"
 
     def _check_choice(self, value: object, choices: Choices, section: str) -> None:
         """Refuse a name that is none of ours and none that a package registers."""
