@@ -117,7 +117,7 @@ def complete_request(
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
 ) -> PlanRequest:
-    """Return the request that the arguments of `plan` stand for, with what they leave out.
+    """Return the request of the arguments of `plan`, with what they leave out.
 
     Args:
         posterior: the model.
@@ -166,7 +166,9 @@ def complete_request(
 
 
 def plan_from(posterior: Posterior, request: PlanRequest) -> Plan:
-    """Make the plan of a request; a clip of examples that it lacks is chosen, and a warning says so.
+    """Make the plan of a request.
+
+    A clip of examples that it lacks is chosen, and a warning says so.
 
     Args:
         posterior: the model, its data split over devices.
@@ -273,12 +275,12 @@ def _check_size(request: PlanRequest, devices: int) -> None:
 
 
 class Curvature(NamedTuple):
-    """The constants that a plan takes for the posterior's, and how its rounds contract by them."""
+    """The constants that a plan takes for the posterior's, and how its rounds contract."""
 
     mu: float
     """μ, the smallest curvature."""
     L: float
-    """The largest curvature; less than the posterior's bound where `contracts` is false."""
+    """The largest curvature; less than the posterior's where `contracts` is false."""
     contracts: bool
     """Whether L is a bound. A bound that is loose everywhere is no reason to refuse
     steps that are stable along a chain: these are then taken to be stable."""
@@ -478,11 +480,18 @@ class _Planning:
         )
 
     def _floor(self, limit: ArrayLike) -> Array:
-        """Return a at which a round's noise is `limit` times what all clipped gradients can undo, [S]."""
-        return np.asarray(self.posterior.dim * (self.scale / (np.asarray(limit) * self.clip.sum())) ** 2)
+        """Return the power at which a round's noise is at a limit, a[S].
+
+        Args:
+            limit: M, in units of what all clipped gradients can undo, a number or [S].
+        """
+        reach = np.asarray(limit) * self.clip.sum()
+        return np.asarray(self.posterior.dim * (self.scale / reach) ** 2)
 
     def _noise_limit(self, power_cap: Array, budget: Array) -> float:
-        """Return M, the limit on the noise of a round: as the policy has it, or what suits its objective.
+        """Return M, the limit on the noise of a round.
+
+        It is that of the policy, or what suits the policy's objective.
 
         Args:
             power_cap: the largest a of every round, [S].
@@ -506,7 +515,7 @@ class _Planning:
         return np.inf
 
     def _initial_w2_sq(self) -> float:
-        """Return W2² between start and posterior; nan without a bound, where nobody asks how far away it is."""
+        """Return W2² between start and posterior; nan where there is no bound to use it."""
         if self.options.initial_w2_sq is not None:
             return self.options.initial_w2_sq
         if not self.contracts:

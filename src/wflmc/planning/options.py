@@ -1,4 +1,7 @@
-"""What planning is asked for: the chain (`Sampler`), who transmits how strongly (`Policy`), and the whole request."""
+"""What planning is asked for: `Sampler`, `Policy`, and the whole request.
+
+The sections `sampler` and `policy` of scenario files are made from these dataclasses.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -224,12 +227,19 @@ class PlanRequest:
         Raises:
             InputError: a value is not allowed.
         """
-        changes: dict[str, dict[str, Any]] = {name: {} for name in ("link", "privacy", "sampler", "policy")}
+        changes: dict[str, dict[str, Any]] = {
+            "link": {},
+            "privacy": {},
+            "sampler": {},
+            "policy": {},
+        }
         rounds: dict[str, Any] = {}
         for key, value in values.items():
             section, _, name = key.partition(".")
-            argument_of_plan = section == "sampler" and name in ("step_size", "burn_in", "samples")
-            (rounds if argument_of_plan else changes[section])[name] = value
+            if section == "sampler" and name in ("step_size", "burn_in", "samples"):
+                rounds[name] = value
+            else:
+                changes[section][name] = value
         return replace(
             self,
             link=replace(self.link, **changes["link"]),

@@ -1,4 +1,4 @@
-"""The scenario file: validated, and turned into posterior, link, privacy and the request of a plan."""
+"""The scenario file: validated, and turned into what planning starts from."""
 
 from wflmc.scenario.build import (
     THESE_DATA,

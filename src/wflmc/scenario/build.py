@@ -118,7 +118,7 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
 
 
 def _friction(scenario: Scenario, mu: float, L: float) -> float:
-    """Return γ_f of a scenario; nothing reads an expression of other dynamics than kinetic ones."""
+    """Return γ_f of a scenario; only kinetic dynamics read an expression."""
     friction = scenario.sampler.friction
     if not isinstance(friction, str):
         return float(friction)
@@ -179,7 +179,7 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
-    """Return the model with its data spread over the devices, and the test set where there is one.
+    """Return the model with its data spread over the devices, and the test set if any.
 
     Args:
         scenario: of which the section `posterior` is used.

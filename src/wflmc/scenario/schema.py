@@ -1,4 +1,4 @@
-"""The scenario file's keys, types, defaults and limits, and one clear sentence for each way to get them wrong.
+"""The scenario file's keys, and one clear sentence for each way to get them wrong.
 
 Keys that are fields of `Link`, `Privacy`, `Sampler` and `Policy` are declared there;
 here are those that only a file has.

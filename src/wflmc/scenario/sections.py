@@ -24,7 +24,7 @@ class ScenarioSection(BaseModel, strict=True, extra="forbid", frozen=True):
 
 
 def section_of(core: type) -> type[ScenarioSection]:
-    """Return the section that has a key for every field of a dataclass that files may give.
+    """Return the section with a key for every field that files may give.
 
     Args:
         core: a dataclass whose fields are declared with `Interval` or `Choices`.
@@ -42,11 +42,11 @@ def core_value(core: Callable[..., T], section: BaseModel, **values: object) -> 
 
     Args:
         core: the dataclass.
-        section: the section that was made from it; keys that only files have are left out.
+        section: that was made from it; keys that only files have are left out.
         values: of fields that files give otherwise, or not at all.
 
     Returns:
-        The value, which has been checked a second time only where `values` are new.
+        The value.
 
     Raises:
         InputError: fields contradict each other.
@@ -79,7 +79,7 @@ def _type_of(field: DeclaredField) -> Any:
 
 
 def number_type(kind: type, interval: Interval) -> Any:
-    """Return the type of a number within limits, or of a list of them where devices may differ."""
+    """Return the type of a number, or of a list of them where devices may differ."""
     number = Annotated[
         kind,  # type: ignore[valid-type]
         Field(ge=interval.minimum, le=interval.maximum, gt=interval.above, lt=interval.below),
@@ -90,7 +90,7 @@ def number_type(kind: type, interval: Interval) -> Any:
 
 
 def registered_name(group: str, *builtin: str) -> Any:
-    """Return the type of a name: one of ours, or one that another package has registered.
+    """Return the type of a name: ours, or one that another package has registered.
 
     Args:
         group: of entry points, `wflmc.<group>`.
@@ -98,10 +98,13 @@ def registered_name(group: str, *builtin: str) -> Any:
     """
 
     def check(name: str) -> str:
-        if name not in builtin and name not in names(group) and not (group == "models" and is_own_model(name)):
-            own = ("FILE.py:FUNCTION",) if group == "models" else ()
-            raise PydanticCustomError("unknown_name", f"Input should be {known_names(group, (*builtin, *own))}")
-        return name
+        if name in builtin or name in names(group):
+            return name
+        if group == "models" and is_own_model(name):
+            return name
+        files = ("FILE.py:FUNCTION",) if group == "models" else ()
+        allowed = known_names(group, (*builtin, *files))
+        raise PydanticCustomError("unknown_name", f"Input should be {allowed}")
 
     return Annotated[str, AfterValidator(check)]
 

@@ -15,6 +15,7 @@ limits and a description in `typing.Annotated`. Two things are made from that:
 
 import dataclasses
 import functools
+import inspect
 import math
 import textwrap
 import types
@@ -136,7 +137,8 @@ class DeclaredField:
         """Refuse what is no number, or a number out of range."""
         numbers = np.asarray(value)
         right_kind = numbers.dtype.kind in ("iu" if self.kind is int else "fiu")
-        right_shape = numbers.ndim == 0 or (interval.per_device and numbers.ndim == 1 and numbers.size > 0)
+        one_each = interval.per_device and numbers.ndim == 1 and numbers.size > 0
+        right_shape = numbers.ndim == 0 or one_each
         if not (right_kind and right_shape and interval.contains(numbers)):
             raise InputError(self.name, value, self._allowed_numbers(interval), section)
 
@@ -184,7 +186,7 @@ def check_fields(value: object) -> None:
 def documented(kind: type[T]) -> type[T]:
     """Add the descriptions of its fields to the docstring of a dataclass, as `Args`."""
     entries = "\n".join(_entries(kind))
-    kind.__doc__ = f"{textwrap.dedent(f'    {kind.__doc__}').rstrip()}\n\nArgs:\n{entries}\n"
+    kind.__doc__ = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nArgs:\n{entries}\n"
     return kind
 
 

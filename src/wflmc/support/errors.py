@@ -181,7 +181,7 @@ class InputError(ValueError):
 
 @contextmanager
 def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about arguments of functions name the options of a command that gave them."""
+    """Let errors about arguments of functions name the options of a command."""
     try:
         yield
     except InputError as error:
