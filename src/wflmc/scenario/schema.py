@@ -28,6 +28,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LONG = r"(?<=[no] )(0\.00000\d*|\d{12,})"
 """A limit that is better read with an exponent, behind "greater than" or "equal to"."""
 
+# Type checkers read the keys as the fields that they are made from.
 if TYPE_CHECKING:
     LinkKeys = Link
     PrivacyKeys = Privacy
