@@ -48,7 +48,7 @@ def command(
     """
     began = time.perf_counter()
     from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
-    from wflmc.apps.diagnosis.inverse import Question, solve_for
+    from wflmc.apps.diagnosis.inverse import InverseQuestion, solve_for
     from wflmc.apps.report import text
     from wflmc.runs import documents, folder, planning
     from wflmc.scenario import NotCovered, build, load_scenario
@@ -69,7 +69,7 @@ def command(
     answer = None
     if unknown is not None and target is not None:
         most = 330 if unknown == "sampler.burn_in" else 60
-        question = Question(key=unknown, target=target, metric=metric, solver=solver)
+        question = InverseQuestion(key=unknown, target=target, metric=metric, solver=solver)
         with progress_bar("plans tried, at most", most) as advance, renamed_keys(OPTIONS):
             solved = solve_for(config, question, advance)
         config = solved.scenario

@@ -37,7 +37,7 @@ Metric = Callable[[float], float]
 """W2² of the plan with a value of the key; infinite where there is no such plan."""
 
 
-class Question(NamedTuple):
+class InverseQuestion(NamedTuple):
     """What is asked for."""
 
     key: str
@@ -84,7 +84,7 @@ class _PlanMetric:
         self,
         scenario: Scenario,
         inputs: Inputs,
-        question: Question,
+        question: InverseQuestion,
         progress: Callable[[int], None],
     ) -> None:
         self.scenario = scenario
@@ -135,7 +135,7 @@ class _PlanMetric:
 
 def solve_for(
     scenario: Scenario,
-    question: Question,
+    question: InverseQuestion,
     progress: Callable[[int], None],
 ) -> Solved:
     """Search the smallest value of a key whose plan is as good as the target.
@@ -193,7 +193,7 @@ def solve_for(
     return Solved(with_values(scenario, {key: best}), answer)
 
 
-def _check(scenario: Scenario, question: Question) -> None:
+def _check(scenario: Scenario, question: InverseQuestion) -> None:
     """Refuse a question that has no answer."""
     key = question.key
     metric = question.metric
