@@ -373,3 +373,21 @@ def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times)
         reached.append(score(posterior, chains(posterior, plan, 100)[0]))
     assert reached
     assert all(value < 1.2 * reached[0] for value in reached)
+
+
+def test_advice_is_about_the_plan_that_the_same_arguments_make(plans_made, monkeypatch):
+    """Also where steps and rounds are left to `plan`, and with what chains have shown."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=2)
+    link = wflmc.Link(channel.static(0.01), snr_db=10)
+    privacy = wflmc.Privacy(clip=60)
+    judged = []
+
+    def remember(plan, *others):
+        judged.append(plan)
+        return find_causes(plan, *others)
+
+    monkeypatch.setattr("wflmc.apps.diagnosis.causes.find_causes", remember)
+    causes = wflmc.advise(posterior, link, privacy, evaluation=measured(0.25))
+    assert judged[0].digest == wflmc.plan(posterior, link, privacy).digest
+    assert causes
+    assert plans_made() > 2
