@@ -23,7 +23,7 @@ Values: TypeAlias = Mapping[str, NumericArray]
 JsonValue: TypeAlias = str | int | float | bool | list["JsonValue"] | dict[str, "JsonValue"] | None
 """What a JSON file may hold."""
 
-Document: TypeAlias = dict[str, JsonValue]
+JsonObject: TypeAlias = dict[str, JsonValue]
 """A JSON object."""
 
 DrawFunction: TypeAlias = Callable[..., jax.Array]

@@ -47,7 +47,7 @@ from wflmc.posterior.custom.precision import in_float64
 from wflmc.support.errors import Found, InputError, without_data
 from wflmc.support.trees import ArrayTree, Values
 
-Path: TypeAlias = tuple[Hashable, ...]
+LeafPath: TypeAlias = tuple[Hashable, ...]
 """Of a leaf in a pytree, as JAX names it."""
 Leaf: TypeAlias = jax.typing.ArrayLike
 """Of an argument; NumPy takes what is no number for an array without axes."""
@@ -276,7 +276,7 @@ class _Program:
         rows = examples[INDEX].shape[0]
         replaced = replaced or {}
 
-        def leaf(path: Path, value: Leaf) -> Leaf:
+        def leaf(path: LeafPath, value: Leaf) -> Leaf:
             name = _name(path)
             if name in self.axes:
                 return jnp.moveaxis(examples[name], 0, self.axes[name])
@@ -398,7 +398,7 @@ class _Program:
         return {name: jnp.reshape(draws[name], shape) for name, shape in shapes.items()}
 
 
-def _name(path: Path) -> str:
+def _name(path: LeafPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -475,7 +475,7 @@ def _run_on_blanks(program: _Program) -> None:
     A mean kept from the first call would otherwise pass from all records into the prior, as a number like any other.
     """
 
-    def blank(path: Path, leaf: Leaf) -> Leaf:
+    def blank(path: LeafPath, leaf: Leaf) -> Leaf:
         is_private = np.ndim(leaf) > 0 and _kind(leaf) in REAL_KINDS and not program.is_declared(_name(path))
         return np.ones_like(leaf) if is_private else leaf
 
