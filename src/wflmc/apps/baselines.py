@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
 from wflmc.planning import Allocation, Plan, PlanRequest, Policy, Problem, Sampler, plan_from
-from wflmc.planning.advice import estimate_notices, input_notices
+from wflmc.planning.notices import estimate_notices, input_notices
 from wflmc.planning.policies import equal_parts
 from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
 from wflmc.posterior import Posterior

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Gains, Link
 from wflmc.dynamics import Array, Contraction, Dynamics, Motion, Response, continued
-from wflmc.planning import advice, causal, exact, schedule
+from wflmc.planning import causal, exact, notices, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
 from wflmc.planning.defaults import example_clip_notice, fill_in_chain, fill_in_example_clip
 from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER, PlanRequest, Policy, Sampler, check_kinds
@@ -565,8 +565,8 @@ class _Planning:
         )
         plan = Plan(rounds, self._certificate(allocation), self._context())
         wireless_link = self.link if self.scheme.wireless else None
-        about_inputs = advice.input_notices(self.posterior, wireless_link, self.privacy)
-        about_plan = advice.plan_notices(self.posterior, plan, problem, self.options)
+        about_inputs = notices.input_notices(self.posterior, wireless_link, self.privacy)
+        about_plan = notices.plan_notices(self.posterior, plan, problem, self.options)
         return plan.with_notices((*about_inputs, *about_plan, *self.notes))
 
     def _certificate(self, allocation: Allocation) -> Certificate:

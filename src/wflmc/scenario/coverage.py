@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wflmc.data.sets import DATA_SETS
-from wflmc.planning.advice import PRIVATE_DATA, oracle_notice
+from wflmc.planning.notices import PRIVATE_DATA, oracle_notice
 from wflmc.scenario.files import is_data_path
 from wflmc.scenario.schema import Scenario
 from wflmc.support.notices import Notice, NoticeCode

@@ -23,7 +23,7 @@ from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, trace_of
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
-from wflmc.planning.advice import oracle_notice
+from wflmc.planning.notices import oracle_notice
 from wflmc.posterior import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
