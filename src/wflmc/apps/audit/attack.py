@@ -18,7 +18,7 @@ from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Plan, Rounds
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy.accountants import epsilon_spent, positive
-from wflmc.sampling import CHAIN_AXES, State, kernel_rounds, sample, step, transmit
+from wflmc.sampling import CHAIN_AXES, State, kernel_rounds, round_keys, sample, step, transmit
 from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named
@@ -257,8 +257,8 @@ def _filtered(
         index, sign, filters = at
         now = all_rounds[index]
         turned = canary._replace(example=sign * canary.example, base=sign * canary.base)
-        round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-        state, info = jax.vmap(step, (0, axis, CHAIN_AXES, None), (CHAIN_AXES, 0))(round_keys, turned, state, now)
+        keys_of_round = round_keys(keys, index)
+        state, info = jax.vmap(step, (0, axis, CHAIN_AXES, None), (CHAIN_AXES, 0))(keys_of_round, turned, state, now)
         received = info.received if by_coordinate else info.received[:, :1]
         return (state, total + received * filters), None
 
