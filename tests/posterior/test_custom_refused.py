@@ -1,7 +1,6 @@
 """Models of one's own that cannot work, refused in words."""
 
 import dataclasses
-import sys
 import traceback
 from typing import Any
 
@@ -142,15 +141,6 @@ def test_wrong_calls_of_a_posterior_are_refused_in_words():
         own.device(6)
     with pytest.raises(wflmc.InputError, match="one of prior, zero"):
         own.draw_initial(KEY, "mode")
-
-
-def test_the_package_may_be_called():
-    assert wflmc.posterior.Gaussian is sys.modules["wflmc.posterior"].Gaussian
-    with pytest.warns(DeprecationWarning, match="posterior_from"):
-        posterior = wflmc.posterior(
-            gaussian_likelihood, gaussian_prior, (np.eye(2), np.ones(2)), initial=np.zeros(2), devices=2
-        )
-    assert isinstance(posterior, wflmc.posterior.CustomPosterior)
 
 
 def printing(p, e):

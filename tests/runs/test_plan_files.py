@@ -12,7 +12,6 @@ import pytest
 from wflmc.planning import build
 from wflmc.planning.plan import Plan
 from wflmc.privacy import Privacy
-from wflmc.runs import execution
 from wflmc.sampling import runner
 from wflmc.support.errors import InputError
 
@@ -45,7 +44,7 @@ def scenario(tmp_path):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Every plan that is made, but for those that advice tries."""
+    """Every plan that is made."""
     made, finish = [], build._Planning.finish
 
     def counted(self, allocation):
@@ -53,7 +52,6 @@ def planned(monkeypatch):
         return finish(self, allocation)
 
     monkeypatch.setattr(build._Planning, "finish", counted)
-    monkeypatch.setattr(execution, "diagnose_plan", lambda *_, **__: [])
     return made
 
 

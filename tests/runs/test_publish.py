@@ -340,7 +340,7 @@ def test_declared_classes(tmp_path, plan_of):
     document = plan_of(tmp_path / "s.toml")
     assert (document["classes"], document["constants"]["dim"]) == (["c", "b", "a"], 6)
     assert "posterior.classes" not in " ".join(document["warnings"])
-    assert "1 of 3 classes have no example." in document["warnings"]
+    assert "1 of 3 classes have no example in these data." in document["warnings"]
 
 
 def test_warnings_about_public_constants_tell_no_private_ones(tmp_path, plan_of, call):

@@ -174,8 +174,8 @@ def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
     assert report.consistent
     assert max(test.epsilon_gaussian for test in report.tests) > 0.8 * report.epsilon
     module = sys.modules["wflmc.sampling.kernel"]
-    honest = module.receive
-    monkeypatch.setattr(module, "receive", lambda key, signal, now: signal + (honest(key, signal, now) - signal) / 2)
+    honest = module.superpose
+    monkeypatch.setattr(module, "superpose", lambda key, signal, noise_power: honest(key, signal, noise_power / 4))
     # Another number of trials is compiled anew, and so with the change; no other test has this number.
     assert not audit.audit(jax.random.key(0), plan, trials=19_064, attacks=["constant"]).consistent
 

@@ -284,7 +284,11 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     rows = measure_w2("fig6", setting, 10.0, 10.0, 50, lambda _: None)["fig6"]
     assert len({row.y for row in rows}) == 1
     of_mnist = fig8.Mnist.plans
-    monkeypatch.setattr(fig8.Mnist, "plans", lambda self, p, _, links: of_mnist(self, p, "equal", links))
+
+    def equal_plans(self, posterior, _, links, release):
+        return of_mnist(self, posterior, "equal", links, release)
+
+    monkeypatch.setattr(fig8.Mnist, "plans", equal_plans)
     study = fig8.mnist_study(small(labelled))
     tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
     first, *others = (row.y for row in tables["fig8_nll"])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,9 @@ from wflmc.cli.shared import note, option
 from wflmc.support.errors import InputError, renamed_keys, unknown
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder, write_text
-from wflmc.support.trees import JsonObject
+
+if TYPE_CHECKING:
+    from wflmc.support.trees import JsonObject
 
 FIGURES = (
     "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league, "
@@ -95,7 +97,7 @@ def _wanted(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(figure for name in names for figure in (PAPER_FIGURES if name == "all" else (name,))))
 
 
-def _write_claims(path: Path, claims: list[JsonObject], sources: str) -> None:
+def _write_claims(path: Path, claims: "list[JsonObject]", sources: str) -> None:
     """Write the claims; those of other figures that an earlier command has left in the file stay."""
     from wflmc.scenario import to_json
 

@@ -30,8 +30,10 @@ from wflmc.sums.devices import (
 from wflmc.sums.norms import row_norms
 from wflmc.sums.pairs import Pair, as_pair, plus, two_sum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
+from wflmc.support.errors import without_data
 
 
+@without_data
 class DeviceRecords(NamedTuple):
     """Records of devices, with a leading axis [K], or of one device, without it."""
 
@@ -63,6 +65,7 @@ class CustomGradients:
     """Records of a device that are computed at a time; 0: all."""
 
 
+@without_data
 class DeviceGradient(NamedTuple):
     """A device's gradient with its share of the prior's."""
 
@@ -72,6 +75,7 @@ class DeviceGradient(NamedTuple):
     """Whether a record was left out of it that has no finite gradient."""
 
 
+@without_data
 class Batch(NamedTuple):
     """Records of one device that take part in a round."""
 

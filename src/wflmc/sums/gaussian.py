@@ -26,8 +26,10 @@ from wflmc.sums.devices import (
 from wflmc.sums.norms import row_norms, vector_norms
 from wflmc.sums.pairs import Pair, as_pair, plus
 from wflmc.sums.records import Records, sum_records
+from wflmc.support.errors import without_data
 
 
+@without_data
 class Quadratics(NamedTuple):
     """Costs of devices, with leading axes [blocks, block]."""
 
@@ -37,6 +39,7 @@ class Quadratics(NamedTuple):
     """b[..., m]."""
 
 
+@without_data
 class LinearRecords(NamedTuple):
     """Records of devices, with leading axes [blocks, block]."""
 

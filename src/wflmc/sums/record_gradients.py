@@ -19,6 +19,7 @@ from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE
 from wflmc.sums.independence import check_independence
 from wflmc.sums.norms import additions, sum_squares
 from wflmc.sums.pairs import barrier
+from wflmc.support.errors import without_data
 
 RESHAPING = ("reshape", "transpose", "squeeze")
 """Primitives that give a product of vectors another shape or order."""
@@ -134,6 +135,7 @@ def _order_convolution(equation: Any) -> Any:
 # Gradients.
 
 
+@without_data
 class ArrayGradients(NamedTuple):
     """Gradients of n records with respect to one array of parameters."""
 
@@ -167,6 +169,7 @@ class ArrayGradients(NamedTuple):
         return self._replace(right=jnp.where(nonfinite[:, None], 0.0, self.right))
 
 
+@without_data
 class Factored(NamedTuple):
     """An output of a trace, as the vectors whose product it is, or by itself."""
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from wflmc.sums.constants import RECORDS_PER_FLOAT32_SUM
 from wflmc.sums.pairs import Pair, as_pair, plus
 from wflmc.sums.parts import split_axis
+from wflmc.support.errors import without_data
 
 MOST_UNROLLED_BLOCKS = 8
 """Blocks of records up to which a loop over them is not worth its overhead."""
@@ -18,6 +19,7 @@ BlockSum = Callable[..., jax.Array]
 """From a block of every array of records to the float32 sum over the block."""
 
 
+@without_data
 class Records(NamedTuple):
     """An array with one entry for every record."""
 

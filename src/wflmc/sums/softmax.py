@@ -31,6 +31,7 @@ from wflmc.sums.devices import (
 from wflmc.sums.norms import root_of_squares, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
 from wflmc.sums.records import Records, sum_records
+from wflmc.support.errors import without_data
 
 COLUMN_AXES = (-3, -2)
 """Axes of the parameters in columns[..., d, C, chain]."""
@@ -39,6 +40,7 @@ Curvature = jax.Array | float
 """A device's share of the prior's curvature: a number, or a matrix [d, d]."""
 
 
+@without_data
 class LabelledRows(NamedTuple):
     """Records of devices, with leading axes [blocks, block], or [block]."""
 

@@ -49,11 +49,13 @@ from wflmc.sums.softmax import (
     vectors_of,
     weighted_rows,
 )
+from wflmc.support.errors import without_data
 
 FEWEST_CHAINS_TOGETHER = 64
 """Chains that are taken at a time at least."""
 
 
+@without_data
 class ShortDevices(NamedTuple):
     """Devices of few rows, with leading axes [blocks, block], or [block]."""
 
@@ -80,6 +82,7 @@ class PriorShare(NamedTuple):
     """‖q‖²[chain]."""
 
 
+@without_data
 class RowResiduals(NamedTuple):
     """Residuals of the rows of a block of devices, clipped where records are."""
 
