@@ -12,7 +12,7 @@ import pytest
 from wflmc.planning import build
 from wflmc.planning.plan import Plan
 from wflmc.privacy import Privacy
-from wflmc.sampling import runner
+from wflmc.sampling import chunks
 from wflmc.support.errors import InputError
 
 from ..cli_tools import listening, strict
@@ -215,9 +215,9 @@ def test_a_plan_that_does_not_keep_the_promise(finished, call):
 
 WAITING = """
 import sys
-from wflmc.sampling import runner
-runner.BLOCK_WORK = 1
-advance, left = runner._advance, [4]
+from wflmc.sampling import chunks, simulation
+chunks.BLOCK_WORK = 1
+advance, left = simulation.advance_block, [4]
 def counted(*arguments, **keywords):
     left[0] -= 1
     if left[0] == 0:
@@ -225,14 +225,14 @@ def counted(*arguments, **keywords):
         import time
         time.sleep(60)
     return advance(*arguments, **keywords)
-runner._advance = counted
+simulation.advance_block = counted
 from wflmc.cli import main
 main()
 """
 
 
 def test_a_run_stopped_by_sigint_goes_on_with_its_plan(tmp_path, call, scenario, planned, monkeypatch):
-    monkeypatch.setattr(runner, "BLOCK_WORK", 1)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     assert call("run", scenario, "--out", tmp_path / "whole")[0] == 0
     folder = tmp_path / "stopped"
     with listening("-c", WAITING, "run", scenario, "--out", folder) as process:
