@@ -141,7 +141,7 @@ def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
     found = json.loads(printed)
     assert found["task"] == "regression"
     assert found["devices"] == 5
-    assert 0.75 < found["coverage_90"] <= 1  # of 150 rows; tests/estimators looks closer
+    assert 0.75 < found["coverage_90"] <= 1  # of 150 rows; tests/tables looks closer
     assert set(found["epsilon_by_part"]) == {"scaling", "sampling", "noise scale"}
     assert call("predict", model, tmp_path / "patients.parquet", "--out", out)[0] == 0
     made = pd.read_csv(out)
