@@ -12,7 +12,7 @@ the same methods; how a velocity enters the step is known here alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ MOST_DIRECTIONS = 64
 
 ArrayT = TypeVar("ArrayT", jax.Array, Array)
 """Arrays of one library: of JAX in compiled loops, or of NumPy in float64."""
+StepT = TypeVar("StepT", float, Array)
+"""A step size, or one for every round, [..., S]."""
 Scalar = float | jax.Array | Array
 """A number, or one for every chain, [chain, 1]."""
 
@@ -69,7 +71,7 @@ class Overdamped:
         return {}
 
     @property
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, str | float]:
         """What a document says of dynamics other than the paper's."""
         return {"dynamics": self.name, **self.parameters} if self.parameters else {}
 
@@ -85,15 +87,15 @@ class Overdamped:
         """The factor of the Hessian in what a step does to an error: it is stable while |1 − factor λ| < 1."""
         return step_size
 
-    def kick(self, step_size: Any) -> Any:
+    def kick(self, step_size: StepT) -> StepT:
         """The factor of the gradient, η."""
         return step_size
 
-    def langevin_noise(self, step_size: Any) -> Any:
+    def langevin_noise(self, step_size: StepT) -> StepT:
         """Variance of the noise that a round needs, 2η (Lemma 3)."""
         return 2 * step_size
 
-    def noise_step(self, step_size: Any) -> Any:
+    def noise_step(self, step_size: StepT) -> StepT:
         """The overdamped step that needs as much noise in the gradient, 2/η."""
         return step_size
 
@@ -175,8 +177,8 @@ class Overdamped:
 class Kinetic(Overdamped):
     """Langevin steps of a velocity, by which the parameters drift; methods as of `Overdamped`."""
 
-    friction: Any
-    """γ_f; where several chains differ in it, [..., 1]."""
+    friction: float
+    """γ_f; in compiled chains that differ in it, an array [..., 1]."""
 
     name: ClassVar[str] = "kinetic"
     has_velocity: ClassVar[bool] = True
@@ -204,15 +206,15 @@ class Kinetic(Overdamped):
         """h²/2: a kinetic step is stable while |1 − h²λ/2| < 1."""
         return step_size**2 / 2
 
-    def kick(self, step_size: Any) -> Any:
+    def kick(self, step_size: StepT) -> StepT:
         """The factor of the gradient in the velocity, (h/2)(1 + e)."""
         return 0.5 * step_size * (1 + np.exp(-self.friction * step_size))
 
-    def langevin_noise(self, step_size: Any) -> Any:
+    def langevin_noise(self, step_size: StepT) -> StepT:
         """Variance of the noise that the velocity needs, 1 − e²."""
         return -np.expm1(-2 * self.friction * step_size)
 
-    def noise_step(self, step_size: Any) -> Any:
+    def noise_step(self, step_size: StepT) -> StepT:
         """The overdamped step that needs as much noise in the gradient, 2/η = (4/h²) tanh(γ_f h/2)."""
         return step_size**2 / (2 * np.tanh(0.5 * self.friction * step_size))
 
@@ -324,7 +326,7 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
     return known[name]
 
 
-def from_constants(constants: Mapping[str, Any]) -> Dynamics:
+def from_constants(constants: Mapping[str, str | float | None]) -> Dynamics:
     """The dynamics of a document with such `constants`."""
     return overdamped() if constants.get("friction") is None else kinetic(float(constants["friction"]))
 

@@ -1,12 +1,11 @@
 """Go through devices block by block: memory does not grow with their number."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from wflmc.sums.constants import (
     CPU_CACHE_BYTES,
@@ -16,6 +15,7 @@ from wflmc.sums.constants import (
 from wflmc.sums.devices import Sum
 from wflmc.sums.pairs import plus, two_sum
 from wflmc.sums.parts import part_size
+from wflmc.support.trees import NumericArray
 
 
 class DeviceInputs(NamedTuple):
@@ -35,13 +35,16 @@ class DeviceInputs(NamedTuple):
     """θ as each device received it, [chain, K, m]; None where all received the same."""
 
 
-AddBlock = Callable[[Sum, Any, DeviceInputs], tuple[Sum, jax.Array]]
+Blocks = TypeVar("Blocks")
+"""The data of devices: a pytree of arrays with leading axes [blocks, block], such as
+`DeviceRecords`."""
+AddBlock = Callable[[Sum, Blocks, DeviceInputs], tuple[Sum, jax.Array]]
 """From the sum so far, the data of a block of devices, and its part of the inputs, to
 the new sum and numbers of every device, such as norms, [..., block]."""
 
 
 def pad_to_blocks(
-    values: NDArray[Any],
+    values: np.ndarray,
     block: int,
     devices_per_group: int = DEVICES_PER_FLOAT32_SUM,
 ) -> jax.Array:
@@ -63,7 +66,7 @@ def pad_to_blocks(
     return jax.device_put(values)
 
 
-def split_blocks(values: Any, block: int) -> jax.Array:
+def split_blocks(values: NumericArray, block: int) -> jax.Array:
     """Return values[K', ...] as [K'/block, block, ...]."""
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
@@ -120,8 +123,8 @@ def block_size(
 
 
 def scan_blocks(
-    add: AddBlock,
-    blocks: Any,
+    add: AddBlock[Blocks],
+    blocks: Blocks,
     start: Sum,
     inputs: DeviceInputs,
 ) -> tuple[Sum, jax.Array]:
@@ -143,8 +146,8 @@ def scan_blocks(
 
 
 def scan_float32_groups(
-    add: AddBlock,
-    blocks: Any,
+    add: AddBlock[Blocks],
+    blocks: Blocks,
     start: Sum,
     inputs: DeviceInputs,
 ) -> tuple[Sum, jax.Array]:
@@ -162,8 +165,8 @@ def scan_float32_groups(
 
 
 def scan_groups(
-    add: AddBlock,
-    blocks: Any,
+    add: AddBlock[Blocks],
+    blocks: Blocks,
     start: Sum,
     inputs: DeviceInputs,
     *,
@@ -186,7 +189,10 @@ def scan_groups(
     body = _scan_body(add, blocks)
     scanned = _scanned(blocks, inputs)
 
-    def add_group(total: Sum, part: Any) -> tuple[Sum, jax.Array]:
+    def add_group(
+        total: Sum,
+        part: tuple[Blocks, DeviceInputs],
+    ) -> tuple[Sum, jax.Array]:
         group_sum, numbers = jax.lax.scan(body, group_start, part)
         return Sum(*plus(total.pair, two_sum(*group_sum.pair))), numbers
 
@@ -208,7 +214,10 @@ def _grouped(values: jax.Array, group: int) -> jax.Array:
     return values.reshape(-1, group, *values.shape[1:])
 
 
-def _scanned(blocks: Any, inputs: DeviceInputs) -> tuple[Any, DeviceInputs]:
+def _scanned(
+    blocks: Blocks,
+    inputs: DeviceInputs,
+) -> tuple[Blocks, DeviceInputs]:
     """Return data and inputs with the blocks along their first axis.
 
     Blocks of one device lose their axis of length 1: a loop over it would make XLA copy
@@ -231,13 +240,16 @@ def _scanned(blocks: Any, inputs: DeviceInputs) -> tuple[Any, DeviceInputs]:
 
 
 def _scan_body(
-    add: AddBlock,
-    blocks: Any,
-) -> Callable[[Sum, tuple[Any, DeviceInputs]], tuple[Sum, jax.Array]]:
+    add: AddBlock[Blocks],
+    blocks: Blocks,
+) -> Callable[[Sum, tuple[Blocks, DeviceInputs]], tuple[Sum, jax.Array]]:
     """Return the body of a loop over what `_scanned` returns."""
     block = jax.tree.leaves(blocks)[0].shape[1]
 
-    def body(total: Sum, part: tuple[Any, DeviceInputs]) -> tuple[Sum, jax.Array]:
+    def body(
+        total: Sum,
+        part: tuple[Blocks, DeviceInputs],
+    ) -> tuple[Sum, jax.Array]:
         data, inputs = part
         if block == 1:
             data = jax.tree.map(lambda values: values[None], data)

@@ -1,16 +1,19 @@
 """Compute all chains of a `vmap` in one call."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+Result = TypeVar("Result")
+"""A pytree of arrays."""
+
 
 def batch_chains(
-    function: Callable[..., Any],
+    function: Callable[..., Result],
     chain_arguments: int,
-) -> Callable[..., Any]:
+) -> Callable[..., Result]:
     """Return a function of one chain whose `vmap` is one call for all chains.
 
     Args:
@@ -25,15 +28,16 @@ def batch_chains(
     last = slice(-chain_arguments, None)
     first = slice(None, -chain_arguments)
 
-    def one_chain(*arguments: Any) -> Any:
+    def one_chain(*arguments: Any) -> Result:
         chains = [value[None] for value in arguments[last]]
         result = function(*arguments[first], *chains)
-        return jax.tree.map(lambda value: value[0], result)
+        chain_result: Result = jax.tree.map(lambda value: value[0], result)
+        return chain_result
 
     single = jax.custom_batching.custom_vmap(one_chain)
 
     @single.def_vmap
-    def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Any, Any]:
+    def _(axis_size: int, batched: list[Any], *arguments: Any) -> tuple[Result, Result]:
         if any(jax.tree.leaves(batched[first])):
             # As many data sets as chains: there is nothing to share.
             axes = jax.tree.map(lambda flag: 0 if flag else None, list(batched))

@@ -7,12 +7,12 @@ records.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from wflmc.sums.blocks import DeviceInputs, scan_blocks, split_blocks
+from wflmc.sums.blocks import AddBlock, DeviceInputs, scan_blocks, split_blocks
 from wflmc.sums.clipping import cap_prior, clip_factor, clip_pairs, signal_bound
 from wflmc.sums.constants import (
     MAX_RECORDS_CLIPPED_IN_FLOAT32,
@@ -31,13 +31,14 @@ from wflmc.sums.norms import row_norms
 from wflmc.sums.pairs import Pair, as_pair, plus, two_sum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
 from wflmc.support.errors import without_data
+from wflmc.support.trees import ArrayTree
 
 
 @without_data
 class DeviceRecords(NamedTuple):
     """Records of devices, with a leading axis [K], or of one device, without it."""
 
-    records: Any
+    records: ArrayTree
     """A pytree of arrays [..., n, ...], filled up with copies."""
     size: jax.Array
     """How many of them there really are."""
@@ -49,9 +50,9 @@ class DeviceRecords(NamedTuple):
 class CustomGradients:
     """The functions and sizes that a custom model's sums are made of."""
 
-    costs: Callable[[jax.Array, Any], jax.Array]
+    costs: Callable[[jax.Array, ArrayTree], jax.Array]
     """−log p(record|θ) of θ[m] and records[n, ...], [n]."""
-    record_gradients: Callable[[jax.Array, Any], list[ArrayGradients]]
+    record_gradients: Callable[[jax.Array, ArrayTree], list[ArrayGradients]]
     """Gradients of the cost of every record, by array of parameters."""
     prior_gradient: Callable[[jax.Array], jax.Array]
     """A device's share of the prior's gradient at θ[m], [m]."""
@@ -79,7 +80,7 @@ class DeviceGradient(NamedTuple):
 class Batch(NamedTuple):
     """Records of one device that take part in a round."""
 
-    records: Any
+    records: ArrayTree
     """A pytree of arrays [n, ...]."""
     real: jax.Array
     """Which of them are not copies, [n]."""
@@ -89,7 +90,7 @@ class Batch(NamedTuple):
     """How many are computed at a time."""
 
 
-BlockGradient = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
+BlockGradient = Callable[[ArrayTree, jax.Array], tuple[jax.Array, jax.Array]]
 """From a block of records, and which of them are real, to the sum of their gradients
 [m], and whether one was left out."""
 
@@ -237,7 +238,7 @@ def _inputs(
 
 
 def _scan(
-    add: Callable[[Sum, Any, DeviceInputs], tuple[Sum, jax.Array]],
+    add: AddBlock[DeviceRecords],
     model: CustomGradients,
     data: DeviceRecords,
     start: Sum,
@@ -306,7 +307,10 @@ def device_gradient(
     """
     batch = _drawn(model, device, key, theta.dtype)
 
-    def block_gradient(records: Any, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def block_gradient(
+        records: ArrayTree,
+        real: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
         def cost(position: jax.Array) -> jax.Array:
             return jnp.sum(jnp.where(real, model.costs(position, records), 0.0))
 
@@ -354,7 +358,7 @@ def _clipped_block_gradient(
     theta: jax.Array,
     example_clip: jax.Array,
     scale: jax.Array,
-    records: Any,
+    records: ArrayTree,
     real: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the sum of clipped gradients of a block, and whether one was left out.
@@ -454,8 +458,12 @@ def _sum_records(
         (records, real),
     )
 
-    def step(total: DeviceGradient, block: Any) -> tuple[DeviceGradient, None]:
-        block_sum, nonfinite = block_gradient(*block)
+    def step(
+        total: DeviceGradient,
+        block: tuple[ArrayTree, jax.Array],
+    ) -> tuple[DeviceGradient, None]:
+        block_records, block_real = block
+        block_sum, nonfinite = block_gradient(block_records, block_real)
         gradient = plus(total.gradient, as_pair(block_sum))
         return DeviceGradient(gradient, total.nonfinite | nonfinite), None
 

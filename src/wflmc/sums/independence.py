@@ -19,12 +19,19 @@ A trace of the function alone does not show what the rules of `jax.custom_jvp` a
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from wflmc.support.errors import Found, InputError
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+
+Traced: TypeAlias = "Jaxpr | ClosedJaxpr"
+"""A traced function; a closed one has the arrays that it has taken from around."""
 
 CALLBACKS = ("callback", "debug", "inspect_sharding", "infeed", "outfeed")
 """Parts of the names of primitives that leave the compiled program."""
@@ -51,24 +58,22 @@ INDEPENDENT_GENERATORS = ("threefry2x32", "threefry4x32", "philox2x32", "philox4
 draw."""
 
 
-def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
-    """Yield a jaxpr and all that its equations call.
-
-    Closed ones have the arrays that they have taken from around.
-    """
+def nested_jaxprs(jaxpr: Traced) -> Iterator[Traced]:
+    """Yield a jaxpr and all that its equations call."""
     yield jaxpr
     for equation in jaxpr.eqns:
         values = list(equation.params.values())
-        for value in jax.tree.leaves(values, is_leaf=_is_jaxpr):
-            if _is_jaxpr(value):
+        for value in jax.tree.leaves(values, is_leaf=is_jaxpr):
+            if is_jaxpr(value):
                 yield from nested_jaxprs(value)
 
 
-def _is_jaxpr(value: Any) -> bool:
+def is_jaxpr(value: object) -> TypeGuard[Traced]:
+    """Return whether a parameter of an equation is a traced function."""
     return hasattr(value, "eqns")
 
 
-def check_independence(key: str, *jaxprs: Any) -> None:
+def check_independence(key: str, *jaxprs: Traced) -> None:
     """Refuse traced functions of one record that might see other records.
 
     Args:
@@ -88,7 +93,7 @@ def check_independence(key: str, *jaxprs: Any) -> None:
     _check_random_bits(key, names, equations)
 
 
-def _check_effects(key: str, names: list[str], jaxprs: tuple[Any, ...]) -> None:
+def _check_effects(key: str, names: list[str], jaxprs: tuple[Traced, ...]) -> None:
     """Refuse callbacks and other effects."""
     if _any_contains(names, CALLBACKS):
         allowed = "written in JAX alone: no callbacks, no debug prints"
@@ -98,7 +103,7 @@ def _check_effects(key: str, names: list[str], jaxprs: tuple[Any, ...]) -> None:
         raise InputError(key, Found("has effects"), f"a pure function: {reason}")
 
 
-def _check_batching(key: str, names: list[str], primitives: set[Any]) -> None:
+def _check_batching(key: str, names: list[str], primitives: "set[Primitive]") -> None:
     """Refuse operations that JAX does not batch by its own rules."""
     unknown = sorted(primitive.name for primitive in primitives - _jax_primitives())
     foreign = _any_contains(names, NOT_BATCHED_BY_JAX) + unknown
@@ -108,7 +113,7 @@ def _check_batching(key: str, names: list[str], primitives: set[Any]) -> None:
         raise InputError(key, Found(f"uses {foreign[0]}"), allowed)
 
 
-def _check_random_bits(key: str, names: list[str], equations: list[Any]) -> None:
+def _check_random_bits(key: str, names: list[str], equations: "list[JaxprEqn]") -> None:
     """Refuse random bits that records share."""
     shared = _any_contains(names, SHARED_RANDOM_BITS) + _shared_keys(equations)
     if shared:
@@ -123,7 +128,7 @@ def _any_contains(names: Iterable[str], parts: tuple[str, ...]) -> list[str]:
     return [name for name in names if any(part in name for part in parts)]
 
 
-def _jax_primitives() -> set[Any]:
+def _jax_primitives() -> "set[Primitive]":
     """Return the primitives that JAX's own modules define.
 
     They are known by identity, as anybody may give a primitive any name.
@@ -139,7 +144,7 @@ def _jax_primitives() -> set[Any]:
     return primitives
 
 
-def _shared_keys(equations: Iterable[Any]) -> list[str]:
+def _shared_keys(equations: "Iterable[JaxprEqn]") -> list[str]:
     """Return the types of random keys whose generator is not an independent one."""
     types = set()
     for equation in equations:
@@ -152,16 +157,16 @@ def _shared_keys(equations: Iterable[Any]) -> list[str]:
     return sorted(f"random keys of type {dtype}" for dtype in shared)
 
 
-def _is_random_key(dtype: Any) -> bool:
+def _is_random_key(dtype: np.dtype | None) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _independent_keys() -> set[Any]:
+def _independent_keys() -> set[np.dtype]:
     """Return the key types of `INDEPENDENT_GENERATORS` that this version of JAX has."""
     types = set()
     for generator in INDEPENDENT_GENERATORS:
 
-        def make_key(seed: Any, generator: str = generator) -> jax.Array:
+        def make_key(seed: jax.Array, generator: str = generator) -> jax.Array:
             return jax.random.key(seed, impl=generator)
 
         try:

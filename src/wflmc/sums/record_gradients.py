@@ -6,20 +6,30 @@ $\lVert x\rVert\,\lVert\delta\rVert$, and one matrix product adds such products 
 records: none of them is ever written (docs/privacy.md, Sums, step 3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE
-from wflmc.sums.independence import check_independence
+from wflmc.sums.independence import check_independence, is_jaxpr
 from wflmc.sums.norms import additions, sum_squares
 from wflmc.sums.pairs import barrier
 from wflmc.support.errors import without_data
+from wflmc.support.trees import ArrayTree, NumericArray
+
+if TYPE_CHECKING:
+    from jax.core import ShapedArray
+    from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+"""A pytree of arrays."""
 
 RESHAPING = ("reshape", "transpose", "squeeze")
 """Primitives that give a product of vectors another shape or order."""
@@ -29,7 +39,7 @@ CONVOLUTION = "conv_general_dilated"
 # Traced functions.
 
 
-def run_traced(traced: Any, *values: Any) -> list[jax.Array]:
+def run_traced(traced: "ClosedJaxpr", *values: ArrayLike) -> list[jax.Array]:
     """Call a traced function with numbers of other types than it was traced for.
 
     Args:
@@ -47,35 +57,63 @@ def run_traced(traced: Any, *values: Any) -> list[jax.Array]:
     return jaxpr_as_fun(traced)(*arguments)
 
 
-def map_equations(traced: Any, change: Callable[[Any], Any]) -> Any:
+def map_equations(
+    traced: "ClosedJaxpr",
+    change: Callable[["JaxprEqn"], "JaxprEqn"],
+) -> "ClosedJaxpr":
     """Return a traced function with every equation changed.
 
     Args:
-        traced: a jaxpr, closed or not.
+        traced: the function.
         change: from an equation to another one. Equations of the functions that an
             equation calls are changed before it.
 
     Returns:
-        A jaxpr of the same kind.
+        The function with the same constants.
     """
+    return _with_jaxpr(traced, _map_jaxpr(traced.jaxpr, change))
 
-    def changed_value(value: Any) -> Any:
-        return map_equations(value, change) if _is_jaxpr(value) else value
 
-    def changed_equation(equation: Any) -> Any:
-        params = jax.tree.map(changed_value, equation.params, is_leaf=_is_jaxpr)
+def _map_jaxpr(
+    jaxpr: "Jaxpr",
+    change: Callable[["JaxprEqn"], "JaxprEqn"],
+) -> "Jaxpr":
+    """Return equations, and those of the functions that they call, changed."""
+    # This import brings Pallas along, which `wflmc plan` need not wait for.
+    from jax.extend.core import ClosedJaxpr
+
+    def changed_value(value: object) -> object:
+        if not is_jaxpr(value):
+            return value
+        if isinstance(value, ClosedJaxpr):
+            return map_equations(value, change)
+        return _map_jaxpr(value, change)
+
+    def changed_equation(equation: "JaxprEqn") -> "JaxprEqn":
+        params = jax.tree.map(changed_value, equation.params, is_leaf=is_jaxpr)
         return change(equation.replace(params=params))
 
-    jaxpr = getattr(traced, "jaxpr", traced)  # a closed one has constants besides
-    changed = jaxpr.replace(eqns=[changed_equation(one) for one in jaxpr.eqns])
-    return changed if jaxpr is traced else traced.replace(jaxpr=changed)
+    equations = [changed_equation(equation) for equation in jaxpr.eqns]
+    return jaxpr.replace(eqns=equations)  # type: ignore[no-untyped-call]
 
 
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(value, "eqns")
+def _with_jaxpr(traced: "ClosedJaxpr", jaxpr: "Jaxpr") -> "ClosedJaxpr":
+    """Return other equations with the constants of a traced function."""
+    return traced.replace(jaxpr=jaxpr)  # type: ignore[no-untyped-call]
 
 
-def inline_call(equation: Any) -> Any:
+def _bind(equation: "JaxprEqn", *operands: jax.Array) -> jax.Array:
+    """Apply an equation that has one result to other operands of the same shapes."""
+    bind = equation.primitive.bind
+    return bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
+
+
+def _shape_of(variable: "Var | Literal") -> "ShapedArray":
+    """Return the shape and the type of a variable that is an array."""
+    return cast("ShapedArray", variable.aval)
+
+
+def inline_call(equation: "JaxprEqn") -> "JaxprEqn":
     """Return a call of a `jax.jit` function, to be replaced by its equations."""
     if "inline" not in equation.params:
         return equation
@@ -83,7 +121,7 @@ def inline_call(equation: Any) -> Any:
     return equation.replace(params={**equation.params, "inline": now})
 
 
-def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_order(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return a function with its convolutions in the order that XLA is fast with.
 
     On a CPU, XLA brings dimensions into that order by itself, but not in loops, such as
@@ -96,16 +134,16 @@ def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
         The same function; on an accelerator, `function` itself.
     """
 
-    def ordered(*values: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values)
+    def ordered(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*values, **named)
         changed = map_equations(traced, _order_convolution)
-        results = run_traced(changed, *jax.tree.leaves(values))
+        results = run_traced(changed, *jax.tree.leaves((values, named)))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return ordered if jax.default_backend() == "cpu" else function
 
 
-def _order_convolution(equation: Any) -> Any:
+def _order_convolution(equation: "JaxprEqn") -> "JaxprEqn":
     """Return a convolution as one of rows [n, ..., in] and kernels [..., in, out]."""
     if equation.primitive.name != CONVOLUTION:
         return equation
@@ -115,7 +153,11 @@ def _order_convolution(equation: Any) -> Any:
     kernels = (last, last - 1, *range(last - 1))
     standard = jax.lax.ConvDimensionNumbers(rows, kernels, rows)
 
-    def moved(values: jax.Array, source: Any, target: Any) -> jax.Array:
+    def moved(
+        values: jax.Array,
+        source: Sequence[int],
+        target: Sequence[int],
+    ) -> jax.Array:
         return values.transpose([source[role] for role in np.argsort(target)])
 
     def convolve(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -124,7 +166,7 @@ def _order_convolution(equation: Any) -> Any:
             moved(right, declared.rhs_spec, standard.rhs_spec),
         )
         params = {**equation.params, "dimension_numbers": standard}
-        result = equation.primitive.bind(*operands, **params)
+        result = _bind(equation.replace(params=params), *operands)
         return moved(result, standard.out_spec, declared.out_spec)
 
     shapes = [variable.aval for variable in equation.invars]
@@ -143,7 +185,7 @@ class ArrayGradients(NamedTuple):
     """[n, size], or the second vectors of products, [n, q]."""
     left: jax.Array | None = None
     """The first vectors, [n, p], whose largest number is 1."""
-    reshaping: tuple[Any, ...] = ()
+    reshaping: tuple["JaxprEqn", ...] = ()
     """Equations from a product to the array of parameters, the last one first."""
 
     def squares(self, scale: jax.Array) -> jax.Array:
@@ -160,8 +202,8 @@ class ArrayGradients(NamedTuple):
         right = weights[:, None] * self.right
         total = jnp.matmul(self.left.T, right, precision="highest")
         for equation in reversed(self.reshaping):
-            shape = equation.invars[0].aval.shape
-            total = equation.primitive.bind(total.reshape(shape), **equation.params)
+            shape = _shape_of(equation.invars[0]).shape
+            total = _bind(equation, total.reshape(shape))
         return total.ravel()
 
     def without(self, nonfinite: jax.Array) -> "ArrayGradients":
@@ -173,15 +215,15 @@ class ArrayGradients(NamedTuple):
 class Factored(NamedTuple):
     """An output of a trace, as the vectors whose product it is, or by itself."""
 
-    vectors: list[Any]
+    vectors: "list[Var | Literal]"
     """Variables of the trace: two vectors, or the output alone."""
-    reshaping: tuple[Any, ...]
+    reshaping: tuple["JaxprEqn", ...]
     """Equations from the product to the output, the last one first."""
 
     @property
     def sizes(self) -> list[int]:
         """How many numbers each vector has."""
-        return [int(np.prod(vector.aval.shape)) for vector in self.vectors]
+        return [int(np.prod(_shape_of(vector).shape)) for vector in self.vectors]
 
     @property
     def additions(self) -> int:
@@ -195,7 +237,12 @@ class RecordGradient:
     Where the gradient is a product of two vectors, the trace returns these.
     """
 
-    def __init__(self, cost: Callable[[Any, Any], Any], leaves: Any, record: Any):
+    def __init__(
+        self,
+        cost: Callable[[list[jax.Array], list[jax.Array]], jax.Array],
+        leaves: Sequence[NumericArray],
+        record: Sequence[NumericArray],
+    ):
         """Trace the gradient.
 
         Args:
@@ -206,7 +253,7 @@ class RecordGradient:
         Raises:
             InputError: where one record could change the gradient of another.
         """
-        traced: Any = jax.make_jaxpr(jax.grad(cost))(leaves, record)
+        traced = jax.make_jaxpr(jax.grad(cost))(leaves, record)
         # A rule of `jax.custom_vjp` is Python code, which may act otherwise than when
         # the model was checked.
         check_independence("log_likelihood", traced)
@@ -217,7 +264,7 @@ class RecordGradient:
         self._outputs = [_factored(sources, out) for out in traced.jaxpr.outvars]
         vectors = [vector for output in self._outputs for vector in output.vectors]
         jaxpr = traced.jaxpr.replace(outvars=vectors)
-        self._run = partial(run_traced, traced.replace(jaxpr=jaxpr))
+        self._run = partial(run_traced, _with_jaxpr(traced, jaxpr))
 
     @property
     def size(self) -> int:
@@ -229,10 +276,10 @@ class RecordGradient:
         """The most additions that a square goes through within its array."""
         return max(output.additions for output in self._outputs)
 
-    def of(self, leaves: Any, records: Any) -> list[ArrayGradients]:
+    def of(self, leaves: Sequence[jax.Array], records: ArrayTree) -> list[ArrayGradients]:
         """Return the gradients of records[n, ...], by array of parameters."""
 
-        def gradient(record: Any) -> list[jax.Array]:
+        def gradient(record: ArrayTree) -> list[jax.Array]:
             return self._run(*leaves, *jax.tree.leaves(record))
 
         vectors = barrier(jax.vmap(gradient)(records))
@@ -246,7 +293,7 @@ class RecordGradient:
 
 def _array_gradients(
     vectors: list[jax.Array],
-    reshaping: tuple[Any, ...],
+    reshaping: tuple["JaxprEqn", ...],
 ) -> ArrayGradients:
     """Return gradients whose left vectors have a largest number of 1.
 
@@ -261,7 +308,7 @@ def _array_gradients(
     return ArrayGradients(right * largest, scaled, reshaping)
 
 
-def _factored(sources: dict[int, Any], output: Any) -> Factored:
+def _factored(sources: "dict[int, JaxprEqn]", output: "Var | Literal") -> Factored:
     """Return the vectors whose product an output of a trace is, or the output itself.
 
     Args:
@@ -278,11 +325,11 @@ def _factored(sources: dict[int, Any], output: Any) -> Factored:
     return Factored([output], ())
 
 
-def _is_outer_product(equation: Any) -> bool:
+def _is_outer_product(equation: "JaxprEqn") -> bool:
     """Return whether an equation multiplies vectors and sums over nothing."""
     if equation.primitive.name != "dot_general":
         return False
     variables = (*equation.invars, *equation.outvars)
-    left, right, product = (int(np.prod(one.aval.shape)) for one in variables)
-    same_type = len({variable.aval.dtype for variable in variables}) == 1
+    left, right, product = (int(np.prod(_shape_of(one).shape)) for one in variables)
+    same_type = len({_shape_of(variable).dtype for variable in variables}) == 1
     return same_type and left * right == product and left + right < product
