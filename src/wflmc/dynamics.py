@@ -328,7 +328,8 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
 
 def from_constants(constants: Mapping[str, str | float | None]) -> Dynamics:
     """The dynamics of a document with such `constants`."""
-    return overdamped() if constants.get("friction") is None else kinetic(float(constants["friction"]))
+    friction = constants.get("friction")
+    return overdamped() if friction is None else kinetic(float(friction))
 
 
 def _velocity(point: PhasePoint[ArrayT]) -> ArrayT:

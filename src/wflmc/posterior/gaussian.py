@@ -174,7 +174,8 @@ class GaussianPosterior(Regression):
         if not np.any(motion.downlink):
             return made
         kick = motion.dynamics.kick(eta)
-        other = (kick**2 * motion.downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
+        downlink = np.asarray(motion.downlink, dtype=float)
+        other = (kick**2 * downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
         return made._replace(other=made.enters @ other @ np.swapaxes(made.enters, -1, -2))
 
     def law(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,20 @@ from numpy.typing import NDArray
 
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
-from wflmc.posterior.custom.model import INDEX, checked_arrays, per_example, shape_of
+from wflmc.posterior.custom.model import INDEX, ModelFunction, ShapeTree, checked_arrays, per_example, shape_of
 from wflmc.posterior.regression import Regression
 from wflmc.sampling.recorders import Predictions
 from wflmc.sampling.transcript import Transcript
-from wflmc.support.errors import Found, InputError, Shown
+from wflmc.support.errors import Found, InputError, Shown, ShownValues
 from wflmc.support.keys import host_generator
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import replacing, reserve
+from wflmc.support.trees import ArrayTree, JsonValue
 from wflmc.version import __version__
+
+if TYPE_CHECKING:
+    import arviz
+    import xarray as xr
 
 LIBRARY = {"inference_library": "wflmc", "inference_library_version": __version__}
 """Attributes of every group that is written."""
@@ -39,13 +44,24 @@ CHUNK_BYTES = 2**24
 """Results that are computed at a time, between two reports of progress."""
 PRIVATE = "Made from the devices' private records, for the analyst's eyes only: epsilon does not cover this group."
 
-Predictive = bool | Callable[[Any, Any, Any], Any]
+Predictive = bool | ModelFunction
+"""Whether outcomes are drawn; or a function of (key, parameters, example) that draws one."""
 Advance = Callable[[int, int], None]
 Model = Regression | CustomPosterior
-Theta = Callable[[NDArray[np.intp]], NDArray[Any]]
+Theta = Callable[[NDArray[np.intp]], np.ndarray]
 """From the numbers of draws to their parameters, [draw, m]."""
-Work = tuple[Callable[[NDArray[np.intp]], Any], int]
+Work = tuple[Callable[[NDArray[np.intp]], ArrayTree], int]
 """From the numbers of draws to a pytree of arrays [draw, n, ...]; and about how many numbers one draw takes."""
+Variable: TypeAlias = tuple[tuple[str, ...], np.ndarray]
+"""The names of an array's axes, and the array."""
+Coords: TypeAlias = Mapping[str, "Sequence[object] | np.ndarray | tuple[str, np.ndarray]"]
+"""Labels along axes by the axis's name; those of another name come with their axis."""
+Attributes: TypeAlias = Mapping[str, JsonValue]
+"""Of a group, by name."""
+Groups: TypeAlias = "dict[str, xr.Dataset]"
+"""Data sets by the names of their groups in ArviZ's schema."""
+ArvizData: TypeAlias = "arviz.InferenceData | xr.DataTree"
+"""What ArviZ takes: InferenceData before ArviZ 1, a DataTree from then on."""
 
 
 class ArvizOptions(NamedTuple):
@@ -53,7 +69,7 @@ class ArvizOptions(NamedTuple):
 
     posterior: Model | None = None
     predictive: Predictive = False
-    features: Any = None
+    features: ArrayTree = None
     log_likelihood: bool = False
     outcome: str | Sequence[str] | None = None
     draws: int | None = DRAWS
@@ -69,19 +85,19 @@ class ArvizOptions(NamedTuple):
 class Trace(Shown):
     """Samples theta[chain, draw, m] of the kept rounds."""
 
-    theta: NDArray[Any]
+    theta: np.ndarray
     """[chain, draw, m], of the kept rounds."""
-    clip_rate: NDArray[Any]
+    clip_rate: np.ndarray
     """Share of sending devices whose gradient was clipped, [chain, draw]."""
-    burn_in_clip_rate: NDArray[Any]
+    burn_in_clip_rate: np.ndarray
     """The same per round of burn-in, over all chains, [S_b]."""
-    warmup: NDArray[Any] | None
+    warmup: np.ndarray | None
     """Samples of burn-in, [chain, S_b, m], where they were asked for."""
     plans: tuple[Plan, ...]
     """One plan for all chains, or one for each."""
-    velocity: NDArray[Any] | None = None
+    velocity: np.ndarray | None = None
     """After the last round, [chain, m], with kinetic dynamics: what a run that goes on needs beside θ."""
-    warmup_clip_rate: NDArray[Any] | None = None
+    warmup_clip_rate: np.ndarray | None = None
     """Like `clip_rate`, of burn-in, [chain, S_b], where it was asked for."""
     key: tuple[int, ...] | None = None
     """The key that seeded the chains, as numbers."""
@@ -90,7 +106,7 @@ class Trace(Shown):
     transcript: Transcript | None = None
     """What the server has received in every round, where it was asked for."""
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> ShownValues:
         sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
         plans = len(self.plans) if len(self.plans) > 1 else None
         burn_in = None if self.warmup is None else self.warmup.shape[1]
@@ -105,14 +121,14 @@ class Trace(Shown):
         self,
         posterior: Model | None = None,
         predictive: Predictive = False,
-        features: Any = None,
-        attributes: dict[str, Any] | None = None,
+        features: ArrayTree = None,
+        attributes: Attributes | None = None,
         *,
         log_likelihood: bool = False,
         outcome: str | Sequence[str] | None = None,
         draws: int | None = DRAWS,
         progress: Advance | None = None,
-    ) -> Any:
+    ) -> ArvizData:
         """The trace for ArviZ: InferenceData before ArviZ 1, a DataTree from then on.
 
         Its groups are posterior, sample_stats, and the same of burn-in where it was kept (warmup_…).
@@ -137,31 +153,34 @@ class Trace(Shown):
         request = ArvizOptions(posterior, predictive, features, log_likelihood, outcome, draws, progress)
         return _for_arviz(_groups(self, attributes, request))
 
-    def save(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
+    def save(self, path: str | Path, attributes: Attributes | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, whole or not at all; chain by chain, as for traces on disk."""
         write_groups(path, _groups(self, attributes, ArvizOptions()))
 
 
-def _for_arviz(made: dict[str, Any]) -> Any:
+def _for_arviz(made: Groups) -> ArvizData:
     """Return data sets by group as ArviZ takes them."""
     import arviz
     import xarray as xr
 
-    return arviz.InferenceData(**made) if int(arviz.__version__.split(".")[0]) < 1 else xr.DataTree.from_dict(made)
+    if int(arviz.__version__.split(".")[0]) >= 1:
+        return xr.DataTree.from_dict(made)
+    keywords: dict[str, Any] = {**made}  # it has keywords of other types as well
+    return arviz.InferenceData(**keywords)
 
 
 class NamedDraws(NamedTuple):
     """Draws of the parameters by name, as a data set of ArviZ's has them."""
 
-    variables: Mapping[str, tuple[tuple[str, ...], NDArray[Any]]]
+    variables: Mapping[str, Variable]
     """The names of the axes, chain and draw first, and the draws along them, by the name of the parameters."""
-    coords: Mapping[str, Any]
+    coords: Coords
     """Labels along axes, by the axis's name."""
     numbered: tuple[str, ...]
     """Axes that count from 0."""
 
 
-def name_draws(theta: NDArray[Any], posterior: object = None) -> NamedDraws:
+def name_draws(theta: np.ndarray, posterior: object = None) -> NamedDraws:
     """Return draws by name, in the space of each site's support where the model has sites.
 
     Args:
@@ -175,12 +194,17 @@ def name_draws(theta: NDArray[Any], posterior: object = None) -> NamedDraws:
     return NamedDraws({"theta": ((*DRAWN, "parameter"), theta)}, {}, numbered=NUMBERED)
 
 
-def in_arviz(draws: NamedDraws, attributes: dict[str, Any]) -> Any:
+def in_arviz(draws: NamedDraws, attributes: Attributes) -> ArvizData:
     """Return draws that are not a trace's for ArviZ."""
     return _for_arviz({"posterior": _variables(draws).assign_attrs({**LIBRARY, **attributes})})
 
 
-def _data_set(values: dict[str, Any], coords: Any = None, attributes: Any = None, numbered: Any = NUMBERED) -> Any:
+def _data_set(
+    values: Mapping[str, Variable],
+    coords: Coords | None = None,
+    attributes: Attributes | None = None,
+    numbered: Sequence[str] = NUMBERED,
+) -> "xr.Dataset":
     """Return arrays with the names of their axes as a data set."""
     import xarray as xr
 
@@ -189,14 +213,14 @@ def _data_set(values: dict[str, Any], coords: Any = None, attributes: Any = None
     return xr.Dataset(values, {**numbers, **(coords or {})}, attributes)
 
 
-def _transcript(told: Transcript) -> Any:
+def _transcript(told: Transcript) -> "xr.Dataset":
     """The group of a transcript."""
     axes = ("round", "chain", "parameter")
     values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
     return _data_set(values, {"round": told.start}, {"rounds": told.rounds})
 
 
-def _groups(trace: Trace, attributes: dict[str, Any] | None, request: ArvizOptions) -> dict[str, Any]:
+def _groups(trace: Trace, attributes: Attributes | None, request: ArvizOptions) -> Groups:
     """The data sets by the names of their groups."""
     plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
@@ -218,12 +242,12 @@ def _groups(trace: Trace, attributes: dict[str, Any] | None, request: ArvizOptio
         made |= _outcomes(trace.theta, request)
     elif request.predictive or request.log_likelihood or request.features is not None:
         raise InputError("posterior", None, "given, for what it predicts")
-    about: dict[str, Any] = {**LIBRARY, "plan": _in_short(plan)}
+    about: dict[str, JsonValue] = {**LIBRARY, "plan": _in_short(plan)}
     about |= {} if trace.key is None else {"key": list(trace.key)}
     return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
 
 
-def _averages(kept: Predictions) -> dict[str, Any]:
+def _averages(kept: Predictions) -> Groups:
     """The groups of averages over draws that were not kept: parameters by mean and variance, and mean predictions."""
     moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
     about = {"about": "averages over the kept draws, which were not kept themselves"}
@@ -241,20 +265,27 @@ def _in_short(plan: Plan) -> str:
     return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
 
-def _variables(draws: NamedDraws) -> Any:
+def _variables(draws: NamedDraws) -> "xr.Dataset":
     """Return the data set of draws by name."""
     return _data_set(dict(draws.variables), draws.coords, numbered=draws.numbered)
 
 
-def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) -> dict[str, Any]:
+def _named(
+    tree: ArrayTree | ShapeTree,
+    leading: tuple[str, ...],
+    alone: str,
+    dims: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Variable]:
     """The leaves of a tree by name, with their axes' names; one that is no tree is called `alone`.
 
     A leaf called as an axis, such as chain, becomes chain_. Two arrays without names are called X and y.
     """
-    made: dict[str, Any] = {}
-    if type(tree) in (tuple, list) and len(tree) == len(jax.tree.leaves(tree)) == 2:
-        tree = {"X": tree[0], "y": tree[1]}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    made: dict[str, Variable] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    # A tuple with names of its own is no pair without names.
+    if isinstance(tree, tuple | list) and type(tree) in (tuple, list) and len(tree) == len(leaves) == 2:
+        leaves = jax.tree_util.tree_leaves_with_path({"X": tree[0], "y": tree[1]})
+    for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
         known = (dims or {}).get(name)
         while name in TAKEN or name in made:
@@ -264,7 +295,7 @@ def _named(tree: Any, leading: tuple[str, ...], alone: str, dims: Any = None) ->
     return made
 
 
-def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
+def _statistics(trace: Trace, clip_rate: np.ndarray, rounds: slice) -> "xr.Dataset":
     """What is known of rounds, the same for all chains where they share a plan."""
     plans, shape = trace.plans, clip_rate.shape
     names = ("gain", "active_devices", "excess_noise")
@@ -275,18 +306,18 @@ def _statistics(trace: Trace, clip_rate: NDArray[Any], rounds: slice) -> Any:
     return _data_set({"clip_rate": (DRAWN, clip_rate), **stats})
 
 
-def _outcomes(samples: NDArray[Any], request: ArvizOptions) -> dict[str, Any]:
+def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     """The groups of what was observed, and of what the model says of it: the same every time."""
     posterior, features = request.posterior, request.features
     if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
         raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
-    observed, device = posterior.observed
+    examples, device = posterior.observed
+    observed: ArrayTree = examples
     if isinstance(posterior, Regression):
-        observed = {"X": posterior.covariates, "y": observed}
-    elif sites := posterior.model.sites.observed:
-        found: Any = observed
-        number = found.pop(INDEX)
-        observed = found | {name: values[number] for name, values in sites.items()}
+        observed = {"X": posterior.covariates, "y": examples}
+    elif isinstance(examples, dict) and (sites := posterior.model.sites.observed):
+        number = examples.pop(INDEX)
+        observed = examples | {name: values[number] for name, values in sites.items()}
         request = request._replace(outcome=request.outcome or [*sites])
     data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
@@ -294,7 +325,8 @@ def _outcomes(samples: NDArray[Any], request: ArvizOptions) -> dict[str, Any]:
     works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
     names = _outcome_names(data, drawn, request.outcome)
 
-    held, private = {"device": ("observation", device)}, {"privacy": PRIVATE}
+    held: Coords = {"device": ("observation", device)}
+    private: Attributes = {"privacy": PRIVATE}
     constant = [name for name in data if name not in names]
     made = {
         group: _data_set({name: data[name] for name in some}, held, private)
@@ -305,16 +337,17 @@ def _outcomes(samples: NDArray[Any], request: ArvizOptions) -> dict[str, Any]:
         split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
         alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
         variables = _named(split, (*DRAWN, "observation"), alone)
-        about = ({}, {}) if group == "predictions" else (held, private)
         numbers = dict(zip(DRAWN, kept, strict=True))
-        made[group] = _data_set(variables, numbers | about[0], {"thinning": thinning, **about[1]})
+        coords: Coords = numbers if group == "predictions" else {**numbers, **held}
+        attributes: Attributes = {} if group == "predictions" else private
+        made[group] = _data_set(variables, coords, {"thinning": thinning, **attributes})
     if features is not None:
         given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
         made["predictions_constant_data"] = _data_set(_named(given, ("observation",), "X"))
     return made
 
 
-def _outcome_names(data: dict[str, Any], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
+def _outcome_names(data: Mapping[str, Variable], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
     """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
     if outcome is None and not drawn:
         return ["y"] if "y" in data else list(data)
@@ -341,10 +374,10 @@ def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.
     return [chosen, last], words
 
 
-def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, Any]:
+def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, ArrayTree]:
     """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
     total = draws * len(works)
-    made: dict[str, Any] = {}
+    made: dict[str, ArrayTree] = {}
     bar = progress_bar("outcomes", total) if progress is None else nullcontext(lambda done: progress(done, total))
     with bar as advance:
         for before, (group, (run, size)) in enumerate(works.items()):
@@ -379,25 +412,31 @@ def _numbers(posterior: Model, count: int) -> int:
     return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
 
 
-def _drawn(posterior: Model, theta: Theta, draws: int, request: ArvizOptions, rows: Any) -> tuple[Work, list[str]]:
+def _drawn(
+    posterior: Model, theta: Theta, draws: int, request: ArvizOptions, rows: ArrayTree
+) -> tuple[Work, list[str]]:
     """How to draw outcomes for rows, by default the devices' own, and their names: a custom model needs a function."""
-    function: Any = request.predictive
+    function = request.predictive
     if function is True and isinstance(posterior, CustomPosterior):
         function = posterior.model.sites.simulate or function
     if isinstance(posterior, Regression):
         if callable(function):
             raise InputError("predictive", "a function", "True or False: this model draws by itself")
         generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
-        count = posterior.observed[1].size if rows is None else len(posterior.design_matrix(rows))
-        return (lambda at: posterior.simulate(generator, theta(at), rows), _numbers(posterior, count)), ["y"]
+        features = None if rows is None else np.asarray(rows)
+        count = posterior.observed[1].size if features is None else len(posterior.design_matrix(features))
+        return (lambda at: posterior.simulate(generator, theta(at), features), _numbers(posterior, count)), ["y"]
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
     given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
     count = len(jax.tree.leaves(given)[0])
     numbered = jnp.arange(count), jax.tree.map(jnp.asarray, given)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
 
-    def outcome(draw: Any, one: Any) -> Any:
-        return function(jax.random.fold_in(draw[0], one[0]), posterior.unflatten(draw[1]), one[1])
+    def outcome(draw: tuple[jax.Array, jax.Array], numbered_example: tuple[jax.Array, ArrayTree]) -> ArrayTree:
+        assert callable(function)  # as `shape_of` checks
+        draw_key, parameters = draw
+        number, example = numbered_example
+        return function(jax.random.fold_in(draw_key, number), posterior.unflatten(parameters), example)
 
     first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)
@@ -408,7 +447,7 @@ def _drawn(posterior: Model, theta: Theta, draws: int, request: ArvizOptions, ro
     return (lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
 
 
-def write_groups(path: str | Path, made: dict[str, Any]) -> None:
+def write_groups(path: str | Path, made: Groups) -> None:
     """Write data sets by group as NetCDF, whole or not at all, with one chain at a time in memory.
 
     HDF5 crashes when the disk is full. So the file without its numbers is made in memory, and the room for all of them

@@ -4,7 +4,7 @@ spread over devices: clipped gradient sums by automatic differentiation, block b
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,12 @@ from wflmc.sums.devices import ClippedSum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
 from wflmc.support.errors import Found, InputError, Shown, missing
 from wflmc.support.keys import digest
+from wflmc.support.trees import ArrayTree, NumericArray
 
 Array = NDArray[np.float64]
+Theta = TypeVar("Theta", bound=ArrayLike)
+Preconditioner: TypeAlias = "str | ArrayLike | CustomPosterior"
+"""The coordinates that chains move in: by a method's name, by scales[m], or those of another posterior."""
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
@@ -45,7 +49,7 @@ class CustomPosterior(Shown, Posterior):
     copies of their own examples, which are left out of every sum.
     """
 
-    data: Any
+    data: ArrayTree
     """Examples, a pytree of arrays [K, n, ...]."""
     sizes: NDArray[np.intp]
     """N_k, [K]."""
@@ -70,7 +74,7 @@ class CustomPosterior(Shown, Posterior):
 
     start_is_estimate = True
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, int | float | None]:
         facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
         return {**facts, "batch": self.batch, "mu": self.mu, "L": self.L}
 
@@ -100,14 +104,14 @@ class CustomPosterior(Shown, Posterior):
         """Examples of the largest device, n."""
         return int(jax.tree.leaves(self.data)[0].shape[1])
 
-    def unflatten(self, theta: Any) -> Any:
+    def unflatten(self, theta: NumericArray) -> ArrayTree:
         """Return θ[..., m], such as `trace.theta`, as the parameters; every leaf has the same leading axes.
 
         Parameters of a NumPyro model are by site, in the space of the site's support.
         """
         return self.model.values(self._checked(theta))
 
-    def _checked(self, theta: Any, axes: str = "...") -> Any:
+    def _checked(self, theta: Theta, axes: str = "...") -> Theta:
         """Refuse what is not θ[axes, m]."""
         shape = np.shape(theta)
         if not shape or shape[-1] != self.dim or (axes != "..." and len(shape) != 2 + axes.count(",")):
@@ -165,7 +169,7 @@ class CustomPosterior(Shown, Posterior):
         """Return one device's gradient at θ[m], unclipped and of all its examples, [m]."""
         return sums.device_gradient(self._model_gradients, theta, device).gradient.rounded
 
-    def _record_gradients(self, theta: jax.Array, examples: Any) -> list[ArrayGradients]:
+    def _record_gradients(self, theta: jax.Array, examples: ArrayTree) -> list[ArrayGradients]:
         """Return the gradients of examples[n, ...] at θ[m], by array of parameters."""
         leaves = jax.tree.leaves(self.model.unflatten(theta))
         return self.model.record.of(leaves, examples)
@@ -174,7 +178,7 @@ class CustomPosterior(Shown, Posterior):
         """Return a device's share of the prior's gradient at θ[m], [m]."""
         return jax.grad(self.model.prior_cost)(theta) / self.prior_devices
 
-    def _costs(self, theta: jax.Array, examples: Any) -> jax.Array:
+    def _costs(self, theta: jax.Array, examples: ArrayTree) -> jax.Array:
         """Return −log p(example|θ) of examples[n, ...], [n]."""
         together = self.model.sites.together
         if together is None:
@@ -239,7 +243,7 @@ class CustomPosterior(Shown, Posterior):
             block = 1
         rows = self._at_a_time(by_example)
 
-        def padded(values: NDArray[Any]) -> jax.Array:
+        def padded(values: np.ndarray) -> jax.Array:
             missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
             whole = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
             return jax.device_put(traced.on_device(whole))
@@ -298,16 +302,16 @@ class CustomPosterior(Shown, Posterior):
         return replace(self, data=held, sizes=self.sizes[at], block=1, example_block=0, first=self.first + index)
 
     @property
-    def observed(self) -> tuple[Any, NDArray[np.intp]]:
+    def observed(self) -> tuple[ArrayTree, NDArray[np.intp]]:
         """The data, device after device, a pytree of arrays [N, ...], and which device holds each example, [N]."""
         real = np.arange(self._longest) < self.sizes[:, None]
         return jax.tree.map(lambda values: values[real], self.data), np.repeat(np.arange(self.devices), self.sizes)
 
-    def predictive(self, function: Callable[[Any, Any], Any], theta: ArrayLike, inputs: Any) -> Any:
+    def predictive(self, function: traced.ModelFunction, theta: ArrayLike, inputs: ArrayTree) -> ArrayTree:
         """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
         return traced.predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
-    def apply(self, parameters: Any, given: Any) -> Any:
+    def apply(self, parameters: object, given: ArrayTree) -> ArrayTree:
         """Return a network's output for one input, where the posterior is that of a module of Flax or Equinox."""
         if self.model.sites.apply is None:
             raise InputError("posterior", self, "of wflmc.from_flax or wflmc.from_equinox, to apply a module")
@@ -375,14 +379,15 @@ class CustomPosterior(Shown, Posterior):
         return float(np.sum((mode - centre) ** 2) + apart)
 
 
-_one_chain_at_a_time: Any = jax.custom_batching.sequential_vmap(CustomPosterior._sum)  # type: ignore[no-untyped-call]
+_one_chain_at_a_time: Callable[..., ClippedSum]
+_one_chain_at_a_time = jax.custom_batching.sequential_vmap(CustomPosterior._sum)  # type: ignore[no-untyped-call]
 
 
 @jax.jit
 def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the cost and its gradient over all examples of all devices, one device at a time."""
 
-    def body(total: Any, one: Any) -> tuple[Any, None]:
+    def body(total: tuple[jax.Array, jax.Array], one: sums.DeviceRecords) -> tuple[tuple[jax.Array, jax.Array], None]:
         real = jnp.arange(jax.tree.leaves(one.records)[0].shape[0]) < one.size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, one.records)
         gradient = in_order(posterior._gradient)(theta, one)
@@ -397,17 +402,17 @@ def _hessian_product(posterior: CustomPosterior, theta: jax.Array, vector: jax.A
 
 
 def posterior_from(
-    log_likelihood: Callable[[Any, Any], Any],
-    log_prior: Callable[[Any], Any],
-    data: Any,
+    log_likelihood: traced.LogLikelihood,
+    log_prior: traced.LogPrior,
+    data: ArrayTree,
     *,
-    initial: Any,
+    initial: object,
     devices: int | ArrayLike | Sequence[ArrayLike],
     initial_std: float = 0.0,
     mu: float | None = None,
     L: float | None = None,
     batch: int | None = None,
-    preconditioner: Any = "none",
+    preconditioner: Preconditioner = "none",
     **assignment: Any,
 ) -> CustomPosterior:
     """Return the posterior of any JAX model whose examples are spread over devices.
@@ -435,11 +440,11 @@ def posterior_from(
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = traced.checked_parameters(initial)
     sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
-    bare = traced.TracedModel(None, None, structure, shapes, sites=sites)
+    layout = traced.ParameterLayout(structure, shapes, sites)
     with in_float32():
-        model = traced.trace_model(log_likelihood, log_prior, bare, examples)
-    pooled = partial(_pooled, log_likelihood, log_prior, bare, examples)
-    space, found = _coordinates(preconditioner, start, pooled, bare)
+        model = traced.trace_model(log_likelihood, log_prior, layout, examples)
+    pooled = partial(_pooled, log_likelihood, log_prior, layout, examples)
+    space, found = _coordinates(preconditioner, start, pooled, layout)
     if space is not None:
         model, start, initial_std = model.moved(space), 0 * start, 1.0
     known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
@@ -483,23 +488,29 @@ def posterior_from(
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
-def _pooled(log_likelihood: Any, log_prior: Any, model: traced.TracedModel, examples: Any, theta: Any) -> Any:
+def _pooled(
+    log_likelihood: traced.LogLikelihood,
+    log_prior: traced.LogPrior,
+    layout: traced.ParameterLayout,
+    examples: ArrayTree,
+    theta: jax.Array,
+) -> jax.Array:
     """Return −log p(θ|D) of all examples in one place, in the precision of θ[m]."""
-    together = model.sites.together or jax.vmap(log_likelihood, (None, 0))
-    parameters = model.unflatten(theta)
+    together = layout.sites.together or jax.vmap(log_likelihood, (None, 0))
+    parameters = layout.unflatten(theta)
     return -jnp.sum(together(parameters, examples)) - log_prior(parameters)
 
 
 def _coordinates(
-    given: Any, start: Array, cost: Any, model: traced.TracedModel
+    given: Preconditioner, start: Array, cost: Callable[[jax.Array], jax.Array], layout: traced.ParameterLayout
 ) -> tuple[Affine | None, dict[str, float]]:
     """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
-        free = model.unflatten(np.ones(model.dim))
-        for name in model.sites.scales:
-            free[name] = 0 * free[name]
+        free = layout.unflatten(np.ones(layout.dim))
+        if isinstance(free, dict):  # as of every model that has sites
+            free |= {name: 0 * free[name] for name in layout.sites.scales}
         try:
             with in_float64():
                 flat = np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)])
@@ -508,8 +519,12 @@ def _coordinates(
                     space, L = refine(cost, space)
             return space, {"mu": 1.0, "L": L}
         except GeometryError as error:
-            raise _without_coordinates(error, model) from error
-    if not isinstance(given, str) and np.shape(given) == start.shape and np.all(np.asarray(given) > 0):
+            raise _without_coordinates(error, layout) from error
+    if (
+        not isinstance(given, str | CustomPosterior)
+        and np.shape(given) == start.shape
+        and np.all(np.asarray(given) > 0)
+    ):
         return Affine(start, np.asarray(given, dtype=float)), {}
     if not (isinstance(given, str) and given == "none"):
         wanted = f"none; a preconditioned posterior of {start.size} parameters, or a scale for each; laplace or pilot"
@@ -517,12 +532,12 @@ def _coordinates(
     return None, {}
 
 
-def _without_coordinates(error: GeometryError, model: traced.TracedModel) -> InputError:
+def _without_coordinates(error: GeometryError, layout: traced.ParameterLayout) -> InputError:
     """Return the sentence that names the parameter along which no coordinates were found."""
-    sizes = jax.tree.map(lambda part: float(np.abs(part).max()), model.unflatten(np.asarray(error.direction)))
+    sizes = jax.tree.map(lambda part: float(np.abs(part).max()), layout.unflatten(np.asarray(error.direction)))
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
-    if model.sites.dims:  # of such a model, sites were written with offsets where that may help
+    if layout.sites.dims:  # of such a model, sites were written with offsets where that may help
         return InputError(f"site {name}", Found(error.problem), error.remedy)
     remedy = error.remedy
     if isinstance(error, NoModeError):  # other errors say by themselves whether offsets would help
@@ -530,7 +545,7 @@ def _without_coordinates(error: GeometryError, model: traced.TracedModel) -> Inp
     return InputError(name, Found(error.problem), remedy)
 
 
-def _check_start(model: traced.TracedModel, examples: Any, start: Array) -> None:
+def _check_start(model: traced.TracedModel, examples: ArrayTree, start: Array) -> None:
     """Refuse a model that has no value or no gradient where chains begin."""
     theta, how_many = jnp.asarray(start, jnp.float32), len(jax.tree.leaves(examples)[0])
     at_a_time = min(how_many, max(1, EXAMPLE_BYTES // (8 * model.dim)))
