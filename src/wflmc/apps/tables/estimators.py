@@ -2,8 +2,10 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Self, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast, overload, Literal
 
 import jax
 import numpy as np
@@ -25,6 +27,7 @@ from wflmc.apps.tables.scaling import (
     release_scaling,
 )
 from wflmc.apps.tables.settings import (
+    Advance,
     Facts,
     Settings,
     choose,
@@ -45,6 +48,11 @@ from wflmc.scenario import NotCovered
 from wflmc.support.errors import InputError
 from wflmc.support.keys import digest, host_generator, named, secret_key
 
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+LedgerPath = str | Path | None
+"""The file that a ledger is kept in; None for none."""
 Owners = NDArray[np.intp]
 Parts = dict[str, float]
 """Losses by what they were for."""
@@ -107,7 +115,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     ranges: ArrayLike | None = None
     settings: Settings | str | None = None
     random_state: int | None = None
-    progress = cast(Any, None)
+    progress = cast(Advance | None, None)
     """Called with the share of the work that is done, where somebody waits."""
     _fit_count = cast(FitCount | None, None)
     """Shared with clones; None before the first fit or clone."""
@@ -128,12 +136,12 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self._fit_count.fits += 1
         return self._fit_count.fits
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def _fit(self, X: Array, outcomes: NDArray[Any], devices: ArrayLike | None, classes: Names, path: Any) -> None:
+    def _fit(self, X: Array, outcomes: np.ndarray, devices: ArrayLike | None, classes: Names, path: LedgerPath) -> None:
         """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
         promise = promise_of(self)
         if not isinstance(self.random_state, int | np.integer | None):
@@ -197,7 +205,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """Whether noise protects for real: not in a simulation of a seed or of a radio channel."""
         return self.random_state is None and self.link is None
 
-    def _columns(self, X: Array, outcomes: NDArray[Any], classify: bool) -> tuple[Array, Array, tuple[int, ...]]:
+    def _columns(self, X: Array, outcomes: np.ndarray, classify: bool) -> tuple[Array, Array, tuple[int, ...]]:
         """Return public ranges and rows of all columns that are scaled, and where the target's begins."""
         size = X.shape[1]
         ranges = np.full((size, 2), np.nan) if self.ranges is None else np.asarray(self.ranges, dtype=float)
@@ -205,12 +213,11 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             raise InputError("ranges", f"shape {ranges.shape}", f"[{size}, 2]: least and largest of every feature")
         if classify:
             return ranges, X, ()
-        target: Any = self.target_range
-        target = (np.nan, np.nan) if target is None else target
+        target = (np.nan, np.nan) if self.target_range is None else self.target_range
         return np.vstack([ranges, target]), np.column_stack([X, outcomes]), (size,)
 
     def _sample(
-        self, key: jax.Array, facts: Facts, Z: Array, y: NDArray[Any], owner: Owners, classes: Names, ledger: Ledger
+        self, key: jax.Array, facts: Facts, Z: Array, y: np.ndarray, owner: Owners, classes: Names, ledger: Ledger
     ) -> Parts:
         """Choose settings and run a chain with them; return what that cost."""
         given = self.settings if isinstance(self.settings, Settings) else None
@@ -222,7 +229,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         start = initial_parameters(facts)
 
         def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace, Parts]:
-            posterior = private_posterior(facts, settings, Z, labels, held_by, list(classes) or None)
+            posterior = private_posterior(facts, settings, Z, labels, held_by, classes or None)
             posterior, after, release = whiten(named(key, "whitening"), facts, settings, posterior, self._real)
             if release is not None and ledger is not None:
                 ledger.charge(release.name, facts.rounds_before, release.loss, release.noise)
@@ -260,7 +267,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         return {"tuning": budget - facts.spent - sum(cost.values()), **cost}
 
     @abstractmethod
-    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+    def _right(self, trace: Trace, Z: Array, y: np.ndarray) -> Array:
         """Return how right a chain is about every row, from 0 to 1, [N]."""
 
     def _release_noise(
@@ -340,9 +347,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         (2, 3)
     """
 
-    classes: Any = None
+    classes: int | Sequence[int] | Sequence[str] | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: LedgerPath = None) -> Self:
         """Fit to rows X[N, d] and labels y[N]; every further fit spends again.
 
         Args:
@@ -363,12 +370,12 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         rows = self._given(X)
         return self.model_.probabilities(rows)
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the likeliest class, by name, [n]."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+    def _right(self, trace: Trace, Z: Array, y: np.ndarray) -> Array:
         p = mean_probabilities(np.asarray(trace.theta[0]), with_intercept(Z), len(self.classes_))
         return (p.argmax(1) == y).astype(float)
 
@@ -388,13 +395,19 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     target_range: tuple[float, float] | None = None
     noise_scale: float | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: LedgerPath = None) -> Self:
         """Fit to rows X[N, d] and targets y[N]; arguments as of `PrivateClassifier.fit`."""
         features, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._fit(features, targets.astype(float), devices, (), ledger)
         return self
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Array: ...
+
+    @overload
+    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Array, Array]: ...
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Return the mean target of every row, [n], and with `return_std` the standard deviation of a new one too."""
         rows = self._given(X)
         mean, spread = self.model_.mean_and_spread(rows)
@@ -405,11 +418,11 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         rows = self._given(X)
         return self.model_.interval(rows, level)
 
-    def _right(self, trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+    def _right(self, trace: Trace, Z: Array, y: np.ndarray) -> Array:
         return 1 - np.minimum((_residuals(trace, Z, y) / FARTHEST) ** 2, 1.0)
 
 
-def _residuals(trace: Trace, Z: Array, y: NDArray[Any]) -> Array:
+def _residuals(trace: Trace, Z: Array, y: np.ndarray) -> Array:
     """Return residuals of scaled targets about the mean prediction, [N]."""
     return y - with_intercept(Z) @ np.asarray(trace.theta[0], dtype=float).mean(0)
 

@@ -6,15 +6,15 @@ under the same promise and over the same link, and the one with the best predict
 this is public and costs no privacy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
 from wflmc.channel import Link
@@ -29,8 +29,8 @@ from wflmc.sampling import sample
 from wflmc.support.errors import without_data
 from wflmc.support.keys import named
 
-Advance = Callable[[int, int], None]
 Tabular = GaussianPosterior | SoftmaxPosterior
+TabularT = TypeVar("TabularT", bound=Tabular)
 
 CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8, 2.0), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
 """Candidates: the clip over the length of a row (2 clips next to nothing: a gradient is at most √2 times as long as
@@ -60,6 +60,13 @@ NUMBERS, DRAWN, FEW = 2 * 10**5, 6, 2
 few to say what more of something is worth, which nothing is chosen by."""
 
 
+class Advance(Protocol):
+    """Hears how far a choice of settings is."""
+
+    def __call__(self, done: int, total: int, /) -> None:
+        """Take note that so many parts are done, of so many in all."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is chosen of a fit; in units of scaled features, whose mean square is 1."""
@@ -74,8 +81,28 @@ class Settings:
     """Move in coordinates of unit second moments, by a release that is paid for, with the prior on these."""
 
 
-def promise_of(terms: Any) -> Privacy:
-    """Return the promise of whatever has its `epsilon`, `delta`, `unit` and `adjacency`; clips are yet to be chosen."""
+class PromiseTerms(Protocol):
+    """What a promise is made of, as estimators and requests for fits have it."""
+
+    @property
+    def epsilon(self) -> float:
+        """ε."""
+
+    @property
+    def delta(self) -> float:
+        """δ."""
+
+    @property
+    def unit(self) -> str:
+        """Whose change is hidden: record or device."""
+
+    @property
+    def adjacency(self) -> str:
+        """replace or add-remove."""
+
+
+def promise_of(terms: PromiseTerms) -> Privacy:
+    """Return the promise of such terms; clips are yet to be chosen."""
     clip = 1.0 if terms.unit == "record" else None
     return Privacy(terms.epsilon, terms.delta, unit=terms.unit, adjacency=terms.adjacency, example_clip=clip)
 
@@ -153,7 +180,7 @@ class Expected(NamedTuple):
         return {"nll": self.nll, "accuracy": self.accuracy, "ece": self.ece}
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, float]:
         """Settings, scores and rank as plain data."""
         return {**asdict(self.settings), **self.scores, "rank": self.rank}
 
@@ -169,11 +196,11 @@ def candidates(facts: Facts) -> Iterator[Settings]:
         yield Settings(limit, step, skip, rounds - skip, prior / length)
 
 
-def near(settings: Settings, **changes: Any) -> list[Settings]:
-    """Return settings with half and twice the clip and the step size, and other changes."""
+def near(settings: Settings) -> list[Settings]:
+    """Return settings with half and twice the clip and the step size."""
     clip, step = settings.clip, settings.step_size
     factors = product((0.5, 1.0, 2.0), repeat=2)
-    return [replace(settings, clip=clip * one, step_size=step * other, **changes) for one, other in factors]
+    return [replace(settings, clip=clip * one, step_size=step * other) for one, other in factors]
 
 
 def initial_parameters(facts: Facts) -> Array:
@@ -190,22 +217,34 @@ def initial_parameters(facts: Facts) -> Array:
 
 
 def private_posterior(
-    facts: Facts, settings: Settings, X: Array, y: Any, owner: NDArray[np.intp] | None = None, classes: Any = None
+    facts: Facts,
+    settings: Settings,
+    X: Array,
+    y: ArrayLike,
+    owner: NDArray[np.intp] | None = None,
+    classes: Sequence[int] | Sequence[str] | None = None,
 ) -> Tabular:
     """Return the posterior of scaled features X[N, d] and targets or labels, with constants that tell nothing of them.
 
     Args:
         owner: the device of each row; by default nearly equal parts in their order.
     """
-    common: dict[str, Any] = {"X": X, "y": y, "intercept": True, "prior_std": settings.prior_std}
-    common["partition"] = "blocks" if owner is None else owner
-    make: Any = gaussian_regression
+    make: Callable[..., Tabular] = gaussian_regression
     if facts.classes:
         make = partial(softmax_regression, classes=facts.classes if classes is None else classes)
-    return suited(make(jax.random.key(0), facts.devices, **common), settings)  # nothing is drawn by this key
+    posterior = make(
+        jax.random.key(0),  # nothing is drawn by this key
+        facts.devices,
+        X=X,
+        y=y,
+        intercept=True,
+        prior_std=settings.prior_std,
+        partition="blocks" if owner is None else owner,
+    )
+    return suited(posterior, settings)
 
 
-def suited(posterior: Any, settings: Settings) -> Any:
+def suited(posterior: TabularT, settings: Settings) -> TabularT:
     """Return a posterior whose constants are public: the step size was chosen without the data, and suits an L."""
     curvature = settings.prior_std**-2
     return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
@@ -224,23 +263,33 @@ def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular,
     if not settings.whiten:
         return posterior, facts, None
     left = 1 - facts.spent / float(facts.promise.budget(1)[0])
-    how: dict[str, Any] = {"share": WHITENED * left, "rounds": 3 if facts.link is None else 16, "exact": exact}
-    link, start = facts.channel, facts.rounds_before
-    release = release_whitening(key, posterior, link, facts.promise, prior_on="whitened", start=start, **how)
+    start = facts.rounds_before
+    release = release_whitening(
+        key,
+        posterior,
+        facts.channel,
+        facts.promise,
+        share=WHITENED * left,
+        rounds=3 if facts.link is None else 16,
+        prior_on="whitened",
+        start=start,
+        exact=exact,
+    )
     after = facts._replace(spent=facts.spent + float(release.spent.max()), rounds_before=start + len(release.loss))
     return suited(posterior.whitened(release.matrix, "whitened"), settings), after, release
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     """Return the plan of settings: what is left of a budget in equal parts, as draws count alike in an average."""
-    limits: dict[str, Any] = {"clip": settings.clip, "example_clip": None}
+    promise = replace(facts.promise, clip=settings.clip, example_clip=None)
     if facts.by_record:  # clipped one by one, the rows of a device need no other clip
-        limits = {"clip": settings.clip * float(posterior.sizes.max()), "example_clip": settings.clip}
+        largest_sum = settings.clip * float(posterior.sizes.max())
+        promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
     made = plan(
         posterior,
         facts.channel,
-        replace(facts.promise, **limits),
+        promise,
         step_size=settings.step_size,
         burn_in=settings.burn_in,
         samples=settings.samples,
@@ -306,7 +355,7 @@ class StandIn(NamedTuple):
 
     X: Array
     """Features, [N, d]."""
-    y: NDArray[Any]
+    y: np.ndarray
     """Classes from 0, or targets, [N]."""
     X_test: Array
     """Features of further rows, [n, d]."""
@@ -332,7 +381,7 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     turn = np.linalg.qr(generator.standard_normal((size, size)))[0]
     along = generator.standard_normal((rows + TEST_ROWS, size))
     if facts.classes:
-        y: NDArray[Any] = generator.choice(facts.classes, size=len(along), p=facts.class_shares)
+        y: np.ndarray = generator.choice(facts.classes, size=len(along), p=facts.class_shares)
         center = generator.standard_normal((facts.classes, size))
         center -= center.mean(0)
         apart = np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
@@ -403,7 +452,7 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
     ]
 
 
-def _scores(posterior: Tabular, draws: Any, table: StandIn) -> Array:
+def _scores(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
     """Return scores of predictions for further rows, expected over their labels or targets.
 
     Args:
@@ -434,7 +483,7 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
     if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
         best = _eligible(facts, ranked)[0]
-        ranked = _sorted(ranked + expect(facts, near(best.settings, whiten=True)))
+        ranked = _sorted(ranked + expect(facts, near(replace(best.settings, whiten=True))))
     eligible = _eligible(facts, ranked)
     as_good = [candidate for candidate in eligible if candidate.rank <= AS_GOOD * eligible[0].rank]
     steadiest = max(as_good, key=lambda candidate: candidate.settings.samples)  # an average over most draws
