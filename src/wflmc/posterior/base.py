@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import jax
 import numpy as np
@@ -19,8 +19,11 @@ from wflmc.sums.devices import ClippedSum
 from wflmc.support.errors import InputError, missing
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from wflmc.dynamics import Motion, Quadratic, Response
-    from wflmc.posterior.coordinates import Coordinates
+    from wflmc.posterior.coordinates import Coordinates, Points
+    from wflmc.posterior.inputs import Names
     from wflmc.posterior.law import Gaussian, LinearChain
 
 STATIC = {"static": True}
@@ -61,6 +64,8 @@ class Posterior(SumsGradients, Protocol):
     Chains may move in coordinates φ other than the parameters θ. Constants, gradients and starts are those of φ.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+    """As every dataclass has them."""
     mu: float
     """Strong convexity of f: smallest eigenvalue of its Hessian."""
     L: float
@@ -167,7 +172,7 @@ class Posterior(SumsGradients, Protocol):
         """Root mean square of every feature, [d]; None for models without features."""
         return None
 
-    def parameters(self, phi: Any) -> Any:
+    def parameters(self, phi: Points) -> Points:
         """Return θ[..., m] of the coordinates φ[..., m]."""
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
@@ -238,7 +243,7 @@ class Predicts(Protocol):
     """A posterior that predicts the class of an example."""
 
     @property
-    def class_names(self) -> Any:
+    def class_names(self) -> Names:
         """The label of every class, [C]."""
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:

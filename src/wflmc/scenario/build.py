@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,8 +19,9 @@ from wflmc.data.sets import DATA_SETS, Features, draw_images, load, mnist_featur
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.planning.options import PlanRequest, Policy, Sampler
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
-from wflmc.posterior.base import check_posterior
+from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.posterior.inputs import checked
+from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.privacy import Privacy
 from wflmc.privacy.whitening import Release, release_whitening
@@ -34,14 +35,12 @@ from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator, secret_key, seeded
 from wflmc.support.notices import Notice, NoticeCode
 
-Posterior = Any
-"""One of ours, or a model of one's own."""
 MODELS = ("gaussian", "softmax")
-Test = tuple[NDArray[np.float64], NDArray[Any]]
+Test = tuple[NDArray[np.float64], np.ndarray]
 """Features and targets of a test set, or labels as in the data."""
 Value = float | NDArray[np.float64]
 
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -52,7 +51,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_CALLS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
+_CALLS: dict[str, Callable[[Value, Value], Value]] = {"min": np.minimum, "max": np.maximum}
 
 
 @without_data
@@ -205,7 +204,7 @@ def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
     if data is not None:
         common |= {"X": data.X, "y": data.y}
     if section.model == "gaussian":
-        posterior: Posterior = gaussian_regression(key, section.devices, **common)
+        posterior: Regression = gaussian_regression(key, section.devices, **common)
     else:
         # The ten classes of images are no secret; of other data the labels are, unless they are declared.
         classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
@@ -262,7 +261,7 @@ def _label_kind(section: PosteriorSection) -> Labels:
     return "text" if any(isinstance(name, str) for name in declared) else "numbers"
 
 
-def _test_set(section: PosteriorSection, key: jax.Array, posterior: Posterior, data: Features | None) -> Test | None:
+def _test_set(section: PosteriorSection, key: jax.Array, posterior: Regression, data: Features | None) -> Test | None:
     """Return features and targets to test predictions on, checked against the model; None where there are none."""
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):
@@ -288,6 +287,7 @@ def _preconditioned(
     section = scenario.posterior
     if section.preconditioner == "none":
         return posterior, None
+    assert isinstance(posterior, Regression)  # a custom model brings its own
     if section.preconditioner == "whiten":
         return posterior.whitened(prior_on=section.prior_on), None
     if scenario.sampler.seed != "secret":

@@ -322,7 +322,7 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
     own = not isinstance(inputs.posterior, Regression)  # a model of one's own is no file: see `open_device`
     raw, coordinates = inputs.posterior if own else build_posterior(scenario)[0], inputs.posterior.coordinates
     model: dict[str, Any] = {}
-    if not own:
+    if isinstance(raw, Regression):
         model = {"intercept": raw.intercept, "prior_std": raw.prior_std * job.plan.devices**0.5}
     if isinstance(raw, SoftmaxPosterior):
         model["classes"] = list(raw.class_names)
@@ -337,7 +337,7 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
         write_text(place / "model.json", json.dumps(about))
         with replacing(place / "secret", mode=0o600) as file:
             file.write(secrets.token_bytes(32))
-        if with_data and not own:
+        if with_data and isinstance(raw, Regression):
             rows = raw.features[k, : raw.sizes[k]]
             features = rows[:, :-1] if raw.intercept else rows
             with replacing(place / "data.npz", mode=0o600) as file:

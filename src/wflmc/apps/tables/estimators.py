@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast, overload, Literal
+from typing import TYPE_CHECKING, Literal, Self, cast, overload
 
 import jax
 import numpy as np
