@@ -67,6 +67,16 @@ def with_constants(**changes):
     return change
 
 
+def with_rounds(**changes):
+    """Return rounds with other values, each a function of the rounds."""
+
+    def change(now):
+        values = {name: value(now.rounds) for name, value in changes.items()}
+        return dataclasses.replace(now, rounds=dataclasses.replace(now.rounds, **values))
+
+    return change
+
+
 @pytest.fixture
 def swap(monkeypatch):
     """Replace a function that a module calls, by its name there."""
@@ -165,7 +175,7 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
 @only_full
 def test_clip_after_scaling(few, plan, mutate):
     assert plan.gain.max() < 1
-    longer = with_constants(clip=lambda now: now.constants.clip / now.gain)
+    longer = with_constants(clip=lambda now: now.constants.clip / now.rounds.gain)
     mutate(kernel.transmit, transmitting(longer))
     assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
 
@@ -215,7 +225,8 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, swap
 
 
 def test_gain_off_by_root_two(plan, mutate):
-    mutate(kernel.transmit, transmitting(lambda now: dataclasses.replace(now, gain=2**0.5 * now.gain)))
+    louder = with_rounds(gain=lambda rounds: 2**0.5 * rounds.gain)
+    mutate(kernel.transmit, transmitting(louder))
     report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
@@ -229,7 +240,8 @@ def test_noise_too_weak(plan, mutate):
 
 def test_silent_devices_that_send(few, mutate):
     plan = planned(few, link=SCHEMES["silent rounds"]["link"])
-    mutate(kernel.transmit, transmitting(lambda now: dataclasses.replace(now, weight=jnp.ones_like(now.weight))))
+    all_send = with_rounds(weight=lambda rounds: jnp.ones_like(rounds.weight))
+    mutate(kernel.transmit, transmitting(all_send))
     assert "rounds of silence" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
 
 

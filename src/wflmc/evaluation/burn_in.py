@@ -15,10 +15,19 @@ import numpy as np
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
-from wflmc.planning import PlanRequest, Policy, Rounds, Sampler, plan_from
+from wflmc.planning import PlanRequest, Policy, Sampler, plan_from
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
-from wflmc.sampling import CHAIN_AXES, State, default_memory, initial_states, kernel_rounds, round_keys, step
+from wflmc.sampling import (
+    CHAIN_AXES,
+    KernelRounds,
+    State,
+    default_memory,
+    initial_states,
+    kernel_rounds,
+    round_keys,
+    step,
+)
 from wflmc.support.errors import InputError
 from wflmc.support.keys import named
 
@@ -36,7 +45,7 @@ def nested_rhat(theta: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _block(posterior: Posterior, now: Rounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
+def _block(posterior: Posterior, now: KernelRounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
     """Run BLOCK rounds of all chains; also return the largest R-hat after each."""
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:

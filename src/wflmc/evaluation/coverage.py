@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
-from wflmc.planning.plan import Plan, Rounds
+from wflmc.planning.plan import Plan
 from wflmc.posterior import Gaussian, GaussianPosterior
-from wflmc.sampling import Info, State, Trace, chain_keys, initial_states, step
+from wflmc.sampling import Info, KernelRounds, State, Trace, chain_keys, initial_states, step
 from wflmc.sampling.chunks import Partition
 from wflmc.sampling.loop import charge_nothing, run_rounds, superpose_locally
 from wflmc.sampling.simulation import BlockDraws, BlockProgram, Simulation
@@ -159,7 +159,7 @@ def _step_of_data_set(
     key: jax.Array,
     model: _DataSets,
     state: State,
-    now: Rounds,
+    now: KernelRounds,
 ) -> tuple[State, Info]:
     """Run one round of the chain of one data set."""
     return step(key, replace(model.posterior, linear=model.linear), state, now)

@@ -58,11 +58,6 @@ class Rounds:
 
     None where both are equal.
     """
-    constants: Any = None
-    """What the kernel needs beside them, the same in all rounds.
-
-    It is a `wflmc.sampling.kernel.KernelConstants` in the sampler, and None in a plan.
-    """
 
     def __len__(self) -> int:
         """Return S."""
@@ -70,9 +65,8 @@ class Rounds:
 
     def __getitem__(self, index: RoundIndex) -> "Rounds":
         """Return one of the rounds, or a slice of them."""
-        varying = replace(self, constants=None)
-        selected: Rounds = jax.tree.map(lambda values: values[index], varying)
-        return replace(selected, constants=self.constants)
+        selected: Rounds = jax.tree.map(lambda values: values[index], self)
+        return selected
 
 
 jax.tree_util.register_dataclass(Rounds, [field.name for field in fields(Rounds)], [])
@@ -715,7 +709,6 @@ def _plan_arrays(plan: Plan) -> storage.Arrays:
     }
     del context["privacy"], context["dynamics"]
     rounds = {field.name: getattr(plan.rounds, field.name) for field in fields(Rounds)}
-    del rounds["constants"]
     parts = {"rounds": rounds, "certificate": certificate, "context": context}
     return {
         f"{part}.{name}": np.asarray(value)

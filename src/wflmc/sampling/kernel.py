@@ -16,7 +16,7 @@ well (`wflmc.dynamics`). A kernel on its own:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import superpose
 from wflmc.dynamics import Dynamics, PhasePoint
-from wflmc.planning.plan import Plan, Rounds, distinct
+from wflmc.planning.plan import Plan, RoundIndex, Rounds, distinct
 from wflmc.posterior.base import Posterior, SumsGradients, check_posterior
 from wflmc.sums.devices import ClippedSum, Sum
 from wflmc.support.errors import InputError
@@ -34,11 +34,15 @@ from wflmc.support.keys import check_key, named
 
 
 class KernelConstants(NamedTuple):
-    """What is the same in all rounds of a plan."""
+    """What is the same in all rounds of a plan.
+
+    Arrays are NumPy's on the host and JAX's in compiled rounds.
+    """
 
     clip: Any
     """[K], where clipping acts."""
     noise_power: Any
+    """N0."""
     dynamics: Dynamics
     example_clip: Any = None
     """[K], or None where examples are not clipped one by one."""
@@ -92,19 +96,34 @@ class Kernel(NamedTuple):
     """The next round, from a key of its own and the state."""
 
 
-class HostRounds(NamedTuple):
-    """The rounds of a plan and their constants as NumPy arrays, not yet sliced."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class KernelRounds:
+    """Rounds of a plan with their constants, as the kernel takes them.
+
+    It is a pytree, which can be sliced by round.
+    """
 
     rounds: Rounds
+    """What changes from round to round."""
     constants: KernelConstants
+    """What is the same in all of them."""
+
+    def __len__(self) -> int:
+        """Return the number of rounds."""
+        return len(self.rounds)
+
+    def __getitem__(self, index: RoundIndex) -> "KernelRounds":
+        """Return one of the rounds, or some of them."""
+        return replace(self, rounds=self.rounds[index])
 
 
-def kernel_rounds(plan: Plan) -> Rounds:
+def kernel_rounds(plan: Plan) -> KernelRounds:
     """Return the rounds of a plan with their constants, as the kernel takes them."""
     return shared_rounds(host_rounds([plan])[0])
 
 
-def zipped_kernel_rounds(plans: Sequence[Plan]) -> Rounds:
+def zipped_kernel_rounds(plans: Sequence[Plan]) -> KernelRounds:
     """Return the rounds of several plans, one for each chain, as the kernel takes them.
 
     Returns:
@@ -113,8 +132,8 @@ def zipped_kernel_rounds(plans: Sequence[Plan]) -> Rounds:
     return stacked_rounds(host_rounds(plans))
 
 
-def host_rounds(plans: Sequence[Plan]) -> list[HostRounds]:
-    """Return the rounds and constants of plans that are to run together.
+def host_rounds(plans: Sequence[Plan]) -> list[KernelRounds]:
+    """Return the rounds of plans that are to run together, as NumPy arrays.
 
     An array that no plan needs, such as the server's noise, is None in all of them;
     one that some plan needs is there in all of them.
@@ -142,25 +161,23 @@ def host_rounds(plans: Sequence[Plan]) -> list[HostRounds]:
             example_clip=example_clip if by_example else None,
             downlink_std=plan.downlink_noise**0.5 if noisy_downlink else None,
         )
-        by_plan[id(plan)] = HostRounds(rounds, constants)
+        by_plan[id(plan)] = KernelRounds(rounds, constants)
     return [by_plan[id(plan)] for plan in plans]
 
 
-RoundIndex = slice | NDArray[np.intp]
-"""Which rounds of a plan: a slice of them, or their indices."""
 ALL_ROUNDS = slice(None)
 
 
-def shared_rounds(host: HostRounds, index: RoundIndex = ALL_ROUNDS) -> Rounds:
+def shared_rounds(host: KernelRounds, index: RoundIndex = ALL_ROUNDS) -> KernelRounds:
     """Return some rounds of the one plan that all chains share."""
-    constants = jax.tree.map(np.asarray, host.constants)
-    return replace(host.rounds, constants=constants)[index]
+    constants: KernelConstants = jax.tree.map(np.asarray, host.constants)
+    return KernelRounds(host.rounds[index], constants)
 
 
 def stacked_rounds(
-    hosts: Sequence[HostRounds],
+    hosts: Sequence[KernelRounds],
     index: RoundIndex = ALL_ROUNDS,
-) -> Rounds:
+) -> KernelRounds:
     """Return some rounds of plans, one for each chain: [round, plan, ...]."""
 
     def stack_rounds(*values: ArrayLike) -> jax.Array:
@@ -172,7 +189,7 @@ def stacked_rounds(
 
     rounds: Rounds = jax.tree.map(stack_rounds, *(host.rounds for host in hosts))
     constants = jax.tree.map(stack_constants, *(host.constants for host in hosts))
-    return replace(rounds, constants=constants)
+    return KernelRounds(rounds, constants)
 
 
 def _stack_float32(values: Sequence[NDArray[np.generic]]) -> jax.Array:
@@ -180,29 +197,29 @@ def _stack_float32(values: Sequence[NDArray[np.generic]]) -> jax.Array:
     return jax.device_put(np.stack(values, dtype=np.float32, casting="same_kind"))
 
 
-def broadcast(key: jax.Array, theta: jax.Array, now: Rounds) -> jax.Array:
+def broadcast(key: jax.Array, theta: jax.Array, now: KernelRounds) -> jax.Array:
     """Return what the devices receive of the broadcast θ[m]: θ itself, or with downlink noise, [K, m]."""
     if now.constants.downlink_std is None:
         return theta
-    shape = (now.weight.shape[-1], *theta.shape)
+    shape = (now.rounds.weight.shape[-1], *theta.shape)
     return theta + now.constants.downlink_std * jax.random.normal(key, shape, theta.dtype)
 
 
-def transmit(posterior: SumsGradients, theta: jax.Array, now: Rounds, key: jax.Array | None = None) -> ClippedSum:
+def transmit(posterior: SumsGradients, theta: jax.Array, now: KernelRounds, key: jax.Array | None = None) -> ClippedSum:
     """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
 
     r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models
     that draw mini-batches.
     """
-    amplitude = now.weight / now.weight.max()
-    if now.received is not None:
-        amplitude = amplitude * now.received
+    amplitude = now.rounds.weight / now.rounds.weight.max()
+    if now.rounds.received is not None:
+        amplitude = amplitude * now.rounds.received
     clip, example_clip = now.constants.clip, now.constants.example_clip
     total, norms = posterior.unrounded_sum(theta, amplitude, clip, key=key, example_clip=example_clip)
-    return ClippedSum(total.scaled(now.gain), norms)
+    return ClippedSum(total.scaled(now.rounds.gain), norms)
 
 
-def receive(key: jax.Array, signal: Sum, now: Rounds) -> jax.Array:
+def receive(key: jax.Array, signal: Sum, now: KernelRounds) -> jax.Array:
     """y = signal + z, z ~ N(0, N0 I); the sum is rounded to float32 when the noise is in it and not before."""
     noise = superpose(key, jnp.zeros_like(signal.high), now.constants.noise_power)
     return signal.plus_noise(noise)
@@ -213,7 +230,7 @@ def update(
     state: State,
     received: jax.Array,
     weight: jax.Array,
-    now: Rounds,
+    now: KernelRounds,
 ) -> State:
     """Return the state after y[m] is received: θ − η (max weight/α) y + √β q for overdamped dynamics.
 
@@ -221,17 +238,17 @@ def update(
     server's noise, and θ drifts with it (`wflmc.dynamics`).
     """
     noise = None
-    if now.server_noise is not None:
+    if now.rounds.server_noise is not None:
         position = state.position
         standard_normal = jax.random.normal(key, position.shape, position.dtype)
-        noise = jnp.sqrt(now.server_noise) * standard_normal
+        noise = jnp.sqrt(now.rounds.server_noise) * standard_normal
     moved = now.constants.dynamics.step(
         state.phase,
         received,
         noise=noise,
-        step_size=now.step_size,
+        step_size=now.rounds.step_size,
         scale=weight.max(),
-        gain=now.gain,
+        gain=now.rounds.gain,
     )
     return State(moved.position, state.round + 1, moved.velocity)
 
@@ -240,31 +257,31 @@ def step(
     key: jax.Array,
     posterior: SumsGradients,
     state: State,
-    now: Rounds,
+    now: KernelRounds,
 ) -> tuple[State, Info]:
     """Run one round: transmit ∘ receive ∘ update."""
     batch_key = named(key, "batch") if posterior.batch else None
     gradient_position = now.constants.dynamics.gradient_position(
         state.phase,
-        now.step_size,
+        now.rounds.step_size,
     )
     reached = broadcast(named(key, "downlink"), gradient_position, now)
     signal, norm = transmit(posterior, reached, now, batch_key)
     received = receive(named(key, "noise"), signal, now)
-    state = update(named(key, "server"), state, received, now.weight, now)
+    state = update(named(key, "server"), state, received, now.rounds.weight, now)
     clip_rate = _clip_rate(norm, now)
     # An infinite velocity needs no check of its own: θ drifts with it.
     finite = jnp.all(jnp.isfinite(state.position)) & ~jnp.isnan(clip_rate)
     return state, Info(received, norm, clip_rate, finite, gradient_position)
 
 
-def _clip_rate(norm: jax.Array, now: Rounds) -> jax.Array:
+def _clip_rate(norm: jax.Array, now: KernelRounds) -> jax.Array:
     """Return the fraction of transmitting devices that clip; nan where a norm is nan.
 
     So one pass over the norms finds both.
     """
     clip = now.constants.clip
-    transmits = now.weight > 0
+    transmits = now.rounds.weight > 0
     beyond = jnp.where(norm > clip, transmits, jnp.nan)
     clipped = jnp.where(norm <= clip, 0.0, beyond)
     return jnp.sum(clipped) / jnp.sum(transmits)

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.planning.plan import Rounds
 from wflmc.privacy.lattice import Lattice
-from wflmc.sampling.kernel import receive
+from wflmc.sampling.kernel import KernelRounds, receive
 from wflmc.sampling.starts import compiled_round_keys
 from wflmc.sums.devices import Sum
 from wflmc.support.keys import named
@@ -59,7 +58,7 @@ class ChannelNoise:
 
     keys: jax.Array
     """Of the chains, [chain]."""
-    rounds: Rounds
+    rounds: KernelRounds
     first_number: int
     """The number of the plan's first round, which keys are folded by."""
 
@@ -71,7 +70,7 @@ class ChannelNoise:
 
 
 @jax.jit
-def _receive(keys: jax.Array, signal: jax.Array, now: Rounds) -> jax.Array:
+def _receive(keys: jax.Array, signal: jax.Array, now: KernelRounds) -> jax.Array:
     """Return y[chain, m] of all chains."""
 
     def receive_one(key: jax.Array, signal: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ simulation, on one accelerator or on several that share the chains.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from wflmc.planning.plan import Plan, Rounds
 from wflmc.sampling.chunks import Partition
 from wflmc.sampling.kernel import (
     CHAIN_AXES,
-    HostRounds,
     Info,
+    KernelRounds,
     State,
     host_rounds,
     shared_rounds,
@@ -27,7 +26,7 @@ from wflmc.sampling.kernel import (
 )
 from wflmc.sampling.starts import round_keys
 
-ChainKernel = Callable[[jax.Array, Any, State, Rounds], tuple[State, Info]]
+ChainKernel = Callable[[jax.Array, Any, State, KernelRounds], tuple[State, Info]]
 """One round of one chain: from its key, its model, its state and the round to the next
 state and the information of the round, as `wflmc.sampling.step`."""
 
@@ -95,7 +94,7 @@ class BlockProgram(NamedTuple):
 
 def scan_rounds(
     model: Any,
-    rounds: Rounds,
+    rounds: KernelRounds,
     carry: Carry,
     keys: jax.Array,
     bounds: RoundBounds,
@@ -121,7 +120,7 @@ def scan_rounds(
     first = carry.state.round
 
     def body(carry: Carry, changing: Rounds) -> tuple[Carry, BlockInfo]:
-        now = replace(changing, constants=rounds.constants)
+        now = KernelRounds(changing, rounds.constants)
         before = carry.state
         index = before.round
         state, info = kernel(round_keys(keys, bounds.start + index), model, before, now)
@@ -144,13 +143,13 @@ def scan_rounds(
             )
         return after, block_info
 
-    return jax.lax.scan(body, carry, replace(rounds, constants=None))
+    return jax.lax.scan(body, carry, rounds.rounds)
 
 
 @partial(jax.jit, static_argnames=("program", "mesh"), donate_argnames=("carry",))
 def advance_block(
     model: Any,
-    rounds: Rounds,
+    rounds: KernelRounds,
     carry: Carry,
     keys: jax.Array,
     bounds: RoundBounds,
@@ -172,9 +171,9 @@ def advance_block(
     everywhere = spec()
     of_rounds = by_round_and_chain if program.zipped else everywhere
     of_constants = by_chain if program.zipped else everywhere
-    rounds_specs = replace(
-        jax.tree.map(lambda _: of_rounds, replace(rounds, constants=None)),
-        constants=jax.tree.map(lambda _: of_constants, rounds.constants),
+    rounds_specs = KernelRounds(
+        jax.tree.map(lambda _: of_rounds, rounds.rounds),
+        jax.tree.map(lambda _: of_constants, rounds.constants),
     )
     state_specs = State(by_chain, everywhere, by_chain)
     if carry.state.velocity is None:
@@ -227,9 +226,9 @@ class Simulation:
             rounds=partition.rounds,
         )
         self.keys = _shard(keys, mesh, axis=0)
-        self._hosts: list[HostRounds] = host_rounds(plans)
+        self._hosts: list[KernelRounds] = host_rounds(plans)
         self._draws: jax.Array | None = None
-        self._fetched: Rounds | None = None
+        self._fetched: KernelRounds | None = None
         self._fetched_start = -1
 
     def place(self, state: State) -> State:

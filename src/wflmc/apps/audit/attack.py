@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.apps.audit.canary import Canary, Pair, TurningCanary, canary_pair, direction
 from wflmc.dynamics import Array, overdamped
-from wflmc.planning.plan import Plan, Rounds
+from wflmc.planning.plan import Plan
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy.accountants import epsilon_spent, positive
-from wflmc.sampling import CHAIN_AXES, State, kernel_rounds, round_keys, sample, step, transmit
+from wflmc.sampling import CHAIN_AXES, KernelRounds, State, kernel_rounds, round_keys, sample, step, transmit
 from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named
@@ -69,7 +69,7 @@ class Target(NamedTuple):
         return self.signal if silent else np.zeros_like(self.signal)
 
 
-def float32_rounds(plan: Plan) -> Rounds:
+def float32_rounds(plan: Plan) -> KernelRounds:
     """Return the rounds of a plan as the kernel takes them."""
     return jax.tree.map(lambda values: np.asarray(values, np.float32), kernel_rounds(plan))
 
@@ -236,7 +236,7 @@ def _question(
 def _filtered(
     key: jax.Array,
     canary: Canary,
-    rounds: Rounds,
+    rounds: KernelRounds,
     signs: jax.Array,
     weight: jax.Array,
     first: int,
@@ -460,7 +460,7 @@ def by_pair(target: Target, sides: Pair, reach: float, trials: int, mu_limit: fl
 
 
 @jax.jit
-def transmitted(posterior: Posterior, rounds: Rounds, theta: jax.Array) -> Sum:
+def transmitted(posterior: Posterior, rounds: KernelRounds, theta: jax.Array) -> Sum:
     """Return the signal of every round at theta[S, m], before it is rounded.
 
     θ is an argument: of a product with zeros known at compile time, XLA for CPUs (jaxlib 0.10.2) makes a fused loop

@@ -24,7 +24,7 @@ from wflmc.posterior import (
     gaussian_regression,
     softmax_regression,
 )
-from wflmc.sampling.kernel import KernelConstants
+from wflmc.sampling.kernel import KernelConstants, KernelRounds
 
 MOST_RECORDS = 100_000
 """Records of a device that are tried at most."""
@@ -193,13 +193,12 @@ def change(
         np.float32(gain) * of_round,
         of_round[:, None] * np.float32(all_devices),
         None,
-        constants=constants,
     )
     start = jnp.zeros((chains, pair[0].dim))
 
     def signal(side: Regression) -> Array:
         ready = side.on_accelerator(chains, MEMORY, by_example)
-        return transmitted(ready, rounds, start).double
+        return transmitted(ready, KernelRounds(rounds, constants), start).double
 
     distance = signal(pair[0]) - signal(pair[1])
     return float(np.linalg.norm(distance, axis=1).max())

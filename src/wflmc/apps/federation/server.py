@@ -52,12 +52,12 @@ from wflmc.apps.federation.messages import (
     write_request,
 )
 from wflmc.apps.federation.registration import DeploymentError, read_nodes
-from wflmc.planning.plan import Rounds
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import TOLERANCE, Ledger
 from wflmc.runs.documents import Document
 from wflmc.sampling import (
     CHAIN_AXES,
+    KernelRounds,
     Start,
     State,
     Trace,
@@ -280,7 +280,7 @@ class _Session:
 
     server: Server
     exchange: Exchange
-    rounds: Rounds
+    rounds: KernelRounds
     """Of the plan, as the kernel takes them."""
     keys: jax.Array
     """Of the chains, [chain]."""
@@ -358,7 +358,9 @@ class _Session:
         """Move the chains by what was received, weighted by who really sent."""
         job = self.server.job
         weighting = rescale(job, round_index, signal.reception.sent)
-        now = replace(self.rounds[round_index], server_noise=weighting.server_noise)
+        planned = self.rounds[round_index]
+        own_noise = replace(planned.rounds, server_noise=weighting.server_noise)
+        now = replace(planned, rounds=own_noise)
         keys = compiled_round_keys(self.keys, job.plan.start + round_index)
         received_sum = jnp.asarray(received, jnp.float32)
         return _update(keys, state, received_sum, jnp.float32(weighting.scale), now)
@@ -577,7 +579,7 @@ def rescale(job: Job, round_index: int, sent: NDArray[np.bool_]) -> Weighting:
 
 
 @jax.jit
-def _broadcast(keys: jax.Array, state: State, now: Rounds) -> jax.Array:
+def _broadcast(keys: jax.Array, state: State, now: KernelRounds) -> jax.Array:
     """Return what devices receive of the positions where gradients are asked for,
     [chain, m], or [chain, K, m] with noisy downlinks."""
 
@@ -587,12 +589,12 @@ def _broadcast(keys: jax.Array, state: State, now: Rounds) -> jax.Array:
     return jax.vmap(broadcast_one, (0, CHAIN_AXES))(keys, state)
 
 
-def _gradient_position(state: State, now: Rounds) -> jax.Array:
+def _gradient_position(state: State, now: KernelRounds) -> jax.Array:
     """Return where a chain asks for gradients, [m]."""
-    return now.constants.dynamics.gradient_position(state.phase, now.step_size)
+    return now.constants.dynamics.gradient_position(state.phase, now.rounds.step_size)
 
 
-def _gradient_positions(state: State, now: Rounds) -> jax.Array:
+def _gradient_positions(state: State, now: KernelRounds) -> jax.Array:
     """Return where all chains ask for gradients, [chain, m]."""
     return jax.vmap(partial(_gradient_position, now=now), (CHAIN_AXES,))(state)
 
@@ -603,7 +605,7 @@ def _update(
     state: State,
     received: jax.Array,
     scale: jax.Array,
-    now: Rounds,
+    now: KernelRounds,
 ) -> State:
     """Return the next state of all chains, from y[chain, m]."""
 

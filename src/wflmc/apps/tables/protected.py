@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.dynamics import PhasePoint
-from wflmc.planning import Plan, Rounds
+from wflmc.planning import Plan
 from wflmc.posterior import Posterior
 from wflmc.privacy import Ledger
 from wflmc.privacy.lattice import Lattice
-from wflmc.sampling import Trace, default_memory, kernel_rounds, transmit
+from wflmc.sampling import KernelRounds, Trace, default_memory, kernel_rounds, transmit
 from wflmc.sampling.loop import (
     HostInfo,
     HostRound,
@@ -106,7 +106,7 @@ def _local_sum(posterior: Posterior, plan: Plan) -> Callable[[slice, Point], Arr
 
 
 @jax.jit
-def _transmitted(posterior: Posterior, position: jax.Array, now: Rounds) -> Sum:
+def _transmitted(posterior: Posterior, position: jax.Array, now: KernelRounds) -> Sum:
     """Return the sum that reaches the server, [m], as a pair."""
     return transmit(posterior, position, now).total
 
