@@ -45,7 +45,12 @@ def nested_rhat(theta: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _block(posterior: Posterior, now: KernelRounds, state: State, keys: jax.Array) -> tuple[State, jax.Array]:
+def _block(
+    posterior: Posterior,
+    now: KernelRounds,
+    state: State,
+    keys: jax.Array,
+) -> tuple[State, jax.Array]:
     """Run BLOCK rounds of all chains; also return the largest R-hat after each."""
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:

@@ -19,7 +19,15 @@ from scipy.special import ndtr, ndtri
 from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
 from wflmc.planning.plan import Plan
 from wflmc.posterior import Gaussian, GaussianPosterior
-from wflmc.sampling import Info, KernelRounds, State, Trace, chain_keys, initial_states, step
+from wflmc.sampling import (
+    Info,
+    KernelRounds,
+    State,
+    Trace,
+    chain_keys,
+    initial_states,
+    step,
+)
 from wflmc.sampling.chunks import Partition
 from wflmc.sampling.loop import charge_nothing, run_rounds, superpose_locally
 from wflmc.sampling.simulation import BlockDraws, BlockProgram, Simulation

@@ -205,7 +205,12 @@ def broadcast(key: jax.Array, theta: jax.Array, now: KernelRounds) -> jax.Array:
     return theta + now.constants.downlink_std * jax.random.normal(key, shape, theta.dtype)
 
 
-def transmit(posterior: SumsGradients, theta: jax.Array, now: KernelRounds, key: jax.Array | None = None) -> ClippedSum:
+def transmit(
+    posterior: SumsGradients,
+    theta: jax.Array,
+    now: KernelRounds,
+    key: jax.Array | None = None,
+) -> ClippedSum:
     """What reaches the server before noise, α Σ_k r_k clip(g_k), and ‖g_k‖.
 
     r_k = weight_k / max weight, times what the channel made of it where devices knew it badly. The key is for models

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
-from wflmc.posterior.custom.model import INDEX, ModelFunction, ShapeTree, checked_arrays, per_example, shape_of
+from wflmc.posterior.custom.model import (
+    INDEX,
+    ModelFunction,
+    ShapeTree,
+    checked_arrays,
+    per_example,
+    shape_of,
+)
 from wflmc.posterior.regression import Regression
 from wflmc.sampling.recorders import Predictions
 from wflmc.sampling.transcript import Transcript
@@ -45,7 +52,8 @@ CHUNK_BYTES = 2**24
 PRIVATE = "Made from the devices' private records, for the analyst's eyes only: epsilon does not cover this group."
 
 Predictive = bool | ModelFunction
-"""Whether outcomes are drawn; or a function of (key, parameters, example) that draws one."""
+"""Whether outcomes are drawn; or a function of (key, parameters, example) that draws
+one."""
 Advance = Callable[[int, int], None]
 Model = Regression | CustomPosterior
 Theta = Callable[[NDArray[np.intp]], np.ndarray]
@@ -54,7 +62,8 @@ Work = tuple[Callable[[NDArray[np.intp]], ArrayTree], int]
 """From the numbers of draws to a pytree of arrays [draw, n, ...]; and about how many numbers one draw takes."""
 Variable: TypeAlias = tuple[tuple[str, ...], np.ndarray]
 """The names of an array's axes, and the array."""
-Coords: TypeAlias = Mapping[str, "Sequence[object] | np.ndarray | tuple[str, np.ndarray]"]
+Labels: TypeAlias = "Sequence[object] | np.ndarray | tuple[str, np.ndarray]"
+Coords: TypeAlias = Mapping[str, Labels]
 """Labels along axes by the axis's name; those of another name come with their axis."""
 Attributes: TypeAlias = Mapping[str, JsonValue]
 """Of a group, by name."""
@@ -220,7 +229,11 @@ def _transcript(told: Transcript) -> "xr.Dataset":
     return _data_set(values, {"round": told.start}, {"rounds": told.rounds})
 
 
-def _groups(trace: Trace, attributes: Attributes | None, request: ArvizOptions) -> Groups:
+def _groups(
+    trace: Trace,
+    attributes: Attributes | None,
+    request: ArvizOptions,
+) -> Groups:
     """The data sets by the names of their groups."""
     plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
@@ -283,7 +296,8 @@ def _named(
     made: dict[str, Variable] = {}
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     # A tuple with names of its own is no pair without names.
-    if isinstance(tree, tuple | list) and type(tree) in (tuple, list) and len(tree) == len(leaves) == 2:
+    has_no_names = type(tree) in (tuple, list)
+    if has_no_names and isinstance(tree, tuple | list) and len(tree) == len(leaves) == 2:
         leaves = jax.tree_util.tree_leaves_with_path({"X": tree[0], "y": tree[1]})
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
@@ -347,7 +361,11 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     return made
 
 
-def _outcome_names(data: Mapping[str, Variable], drawn: list[str], outcome: str | Sequence[str] | None) -> list[str]:
+def _outcome_names(
+    data: Mapping[str, Variable],
+    drawn: list[str],
+    outcome: str | Sequence[str] | None,
+) -> list[str]:
     """Which of the data are outcomes: those named, those drawn, or y; all of them where nobody can tell."""
     if outcome is None and not drawn:
         return ["y"] if "y" in data else list(data)
@@ -374,7 +392,11 @@ def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.
     return [chosen, last], words
 
 
-def _computed(works: dict[str, Work], draws: int, progress: Advance | None) -> dict[str, ArrayTree]:
+def _computed(
+    works: dict[str, Work],
+    draws: int,
+    progress: Advance | None,
+) -> dict[str, ArrayTree]:
     """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
     total = draws * len(works)
     made: dict[str, ArrayTree] = {}
@@ -424,19 +446,29 @@ def _drawn(
             raise InputError("predictive", "a function", "True or False: this model draws by itself")
         generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
         features = None if rows is None else np.asarray(rows)
-        count = posterior.observed[1].size if features is None else len(posterior.design_matrix(features))
-        return (lambda at: posterior.simulate(generator, theta(at), features), _numbers(posterior, count)), ["y"]
+        count = posterior.observed[1].size
+        if features is not None:
+            count = len(posterior.design_matrix(features))
+
+        def draw_outcomes(indices: NDArray[np.intp]) -> np.ndarray:
+            return posterior.simulate(generator, theta(indices), features)
+
+        return (draw_outcomes, _numbers(posterior, count)), ["y"]
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
     given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
     count = len(jax.tree.leaves(given)[0])
     numbered = jnp.arange(count), jax.tree.map(jnp.asarray, given)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
 
-    def outcome(draw: tuple[jax.Array, jax.Array], numbered_example: tuple[jax.Array, ArrayTree]) -> ArrayTree:
+    def outcome(
+        draw: tuple[jax.Array, jax.Array],
+        numbered_example: tuple[jax.Array, ArrayTree],
+    ) -> ArrayTree:
         assert callable(function)  # as `shape_of` checks
         draw_key, parameters = draw
         number, example = numbered_example
-        return function(jax.random.fold_in(draw_key, number), posterior.unflatten(parameters), example)
+        outcome_key = jax.random.fold_in(draw_key, number)
+        return function(outcome_key, posterior.unflatten(parameters), example)
 
     first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
     result = shape_of("predictive", function, wanted, outcome, *first)

@@ -261,7 +261,12 @@ def _label_kind(section: PosteriorSection) -> Labels:
     return "text" if any(isinstance(name, str) for name in declared) else "numbers"
 
 
-def _test_set(section: PosteriorSection, key: jax.Array, posterior: Regression, data: Features | None) -> Test | None:
+def _test_set(
+    section: PosteriorSection,
+    key: jax.Array,
+    posterior: Regression,
+    data: Features | None,
+) -> Test | None:
     """Return features and targets to test predictions on, checked against the model; None where there are none."""
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):

@@ -276,7 +276,11 @@ class RecordGradient:
         """The most additions that a square goes through within its array."""
         return max(output.additions for output in self._outputs)
 
-    def of(self, leaves: Sequence[jax.Array], records: ArrayTree) -> list[ArrayGradients]:
+    def of(
+        self,
+        leaves: Sequence[jax.Array],
+        records: ArrayTree,
+    ) -> list[ArrayGradients]:
         """Return the gradients of records[n, ...], by array of parameters."""
 
         def gradient(record: ArrayTree) -> list[jax.Array]:

@@ -18,7 +18,16 @@ from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Plan
 from wflmc.posterior import Posterior, Regression
 from wflmc.privacy.accountants import epsilon_spent, positive
-from wflmc.sampling import CHAIN_AXES, KernelRounds, State, kernel_rounds, round_keys, sample, step, transmit
+from wflmc.sampling import (
+    CHAIN_AXES,
+    KernelRounds,
+    State,
+    kernel_rounds,
+    round_keys,
+    sample,
+    step,
+    transmit,
+)
 from wflmc.sums.devices import Sum
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator, named

@@ -141,7 +141,14 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def _fit(self, X: Array, outcomes: np.ndarray, devices: ArrayLike | None, classes: Names, path: LedgerPath) -> None:
+    def _fit(
+        self,
+        X: Array,
+        outcomes: np.ndarray,
+        devices: ArrayLike | None,
+        classes: Names,
+        path: LedgerPath,
+    ) -> None:
         """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
         promise = promise_of(self)
         if not isinstance(self.random_state, int | np.integer | None):
@@ -217,7 +224,14 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         return np.vstack([ranges, target]), np.column_stack([X, outcomes]), (size,)
 
     def _sample(
-        self, key: jax.Array, facts: Facts, Z: Array, y: np.ndarray, owner: Owners, classes: Names, ledger: Ledger
+        self,
+        key: jax.Array,
+        facts: Facts,
+        Z: Array,
+        y: np.ndarray,
+        owner: Owners,
+        classes: Names,
+        ledger: Ledger,
     ) -> Parts:
         """Choose settings and run a chain with them; return what that cost."""
         given = self.settings if isinstance(self.settings, Settings) else None
@@ -349,7 +363,14 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
 
     classes: int | Sequence[int] | Sequence[str] | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: LedgerPath = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        devices: ArrayLike | None = None,
+        *,
+        ledger: LedgerPath = None,
+    ) -> Self:
         """Fit to rows X[N, d] and labels y[N]; every further fit spends again.
 
         Args:
@@ -395,7 +416,14 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     target_range: tuple[float, float] | None = None
     noise_scale: float | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, devices: ArrayLike | None = None, *, ledger: LedgerPath = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        devices: ArrayLike | None = None,
+        *,
+        ledger: LedgerPath = None,
+    ) -> Self:
         """Fit to rows X[N, d] and targets y[N]; arguments as of `PrivateClassifier.fit`."""
         features, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._fit(features, targets.astype(float), devices, (), ledger)
@@ -407,7 +435,11 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     @overload
     def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Array, Array]: ...
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Array | tuple[Array, Array]:
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+    ) -> Array | tuple[Array, Array]:
         """Return the mean target of every row, [n], and with `return_std` the standard deviation of a new one too."""
         rows = self._given(X)
         mean, spread = self.model_.mean_and_spread(rows)

@@ -149,7 +149,12 @@ class TracedModel(ParameterLayout):
         """Return the model with costs of coordinates in place of parameters."""
         return replace(self, space=space, name=digest(self.name.encode(), *space))
 
-    def _run(self, traced: "ClosedJaxpr", theta: jax.Array, example: ArrayTree = ()) -> jax.Array:
+    def _run(
+        self,
+        traced: "ClosedJaxpr",
+        theta: jax.Array,
+        example: ArrayTree = (),
+    ) -> jax.Array:
         values = jax.tree.leaves((self.unflatten(self.parameters(theta)), example))
         return run_traced(traced, *values)[0].astype(theta.dtype)
 
@@ -182,7 +187,9 @@ def _checked_array(key: str, leaf: ArrayLike) -> np.ndarray:
     return array
 
 
-def checked_parameters(initial: object) -> tuple[NDArray[np.float64], jax.tree_util.PyTreeDef, Shapes]:
+def checked_parameters(
+    initial: object,
+) -> tuple[NDArray[np.float64], jax.tree_util.PyTreeDef, Shapes]:
     """Return the starting parameters as one flat array, their pytree structure and their shapes."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(initial)
     for path, leaf in leaves:
@@ -210,7 +217,13 @@ def on_device(values: Points) -> Points:
     return values.astype(accelerator_dtype(values.dtype))
 
 
-def shape_of(key: str, function: object, wanted: str, call: ModelFunction, *arguments: ArrayTree) -> ShapeTree:
+def shape_of(
+    key: str,
+    function: object,
+    wanted: str,
+    call: ModelFunction,
+    *arguments: ArrayTree,
+) -> ShapeTree:
     """Return the shapes of what `call`, which calls a person's function, would return; refuse a function that fails."""
     if not callable(function):
         raise InputError(key, function, wanted)
@@ -239,9 +252,12 @@ def _shapes_of(tree: ArrayTree) -> str:
 
 
 def trace_model(
-    log_likelihood: LogLikelihood, log_prior: LogPrior, layout: ParameterLayout, data: ArrayTree
+    log_likelihood: LogLikelihood,
+    log_prior: LogPrior,
+    layout: ParameterLayout,
+    data: ArrayTree,
 ) -> TracedModel:
-    """Return functions of parameters, traced on one example; refuse functions that cannot work.
+    """Return functions of parameters, traced on one example.
 
     Args:
         log_likelihood: of parameters and one example.
@@ -253,8 +269,8 @@ def trace_model(
         The model, named by what it computes.
 
     Raises:
-        InputError: where a function fails, does not return one number, or could let one example change the gradient
-            of another.
+        InputError: where a function fails, does not return one number, or could let
+            one example change the gradient of another.
     """
     theta = np.zeros(layout.dim, np.float32)
     example = jax.tree.map(lambda array: on_device(array[0]), data)
@@ -278,7 +294,13 @@ def trace_model(
         prior_cost = jax.make_jaxpr(lambda p: -jnp.asarray(log_prior(p), theta.dtype))(parameters)
     check_independence("log_likelihood", cost)  # before a gradient, which of some operations there is none
     check_independence("log_prior", prior_cost)
-    model = TracedModel(layout.structure, layout.shapes, layout.sites, likelihood=cost, prior=prior_cost)
+    model = TracedModel(
+        structure=layout.structure,
+        shapes=layout.shapes,
+        sites=layout.sites,
+        likelihood=cost,
+        prior=prior_cost,
+    )
     gradient = jax.make_jaxpr(jax.value_and_grad(model.cost))(theta, example)
     prior_gradient = jax.make_jaxpr(jax.value_and_grad(model.prior_cost))(theta)
     check_independence("log_likelihood", gradient, *_trace_together(model, data))
@@ -336,7 +358,11 @@ def costs_and_norms(
 
 
 @partial(jax.jit, static_argnums=0)
-def per_example(function: ModelFunction, draws: ArrayTree, examples: ArrayTree) -> ArrayTree:
+def per_example(
+    function: ModelFunction,
+    draws: ArrayTree,
+    examples: ArrayTree,
+) -> ArrayTree:
     """Return function(draw, example) for all of draws[D, ...] and examples[n, ...], [D, n, ...]."""
     numbers = result_size(jax.make_jaxpr(function)(*jax.tree.map(lambda values: values[0], (draws, examples))))
     count, many = (len(jax.tree.leaves(values)[0]) for values in (draws, examples))
@@ -348,7 +374,12 @@ def per_example(function: ModelFunction, draws: ArrayTree, examples: ArrayTree) 
     return jax.vmap(of)(draws)
 
 
-def predictive_mean(model: TracedModel, function: ModelFunction, theta: jax.Array, inputs: ArrayTree) -> ArrayTree:
+def predictive_mean(
+    model: TracedModel,
+    function: ModelFunction,
+    theta: jax.Array,
+    inputs: ArrayTree,
+) -> ArrayTree:
     """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
     given = jax.tree.map(jnp.asarray, checked_arrays("inputs", inputs)[0])
     one = jax.tree.map(lambda values: values[0], given)
@@ -358,7 +389,12 @@ def predictive_mean(model: TracedModel, function: ModelFunction, theta: jax.Arra
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _predictive_mean(model: TracedModel, function: ModelFunction, theta: jax.Array, inputs: ArrayTree) -> ArrayTree:
+def _predictive_mean(
+    model: TracedModel,
+    function: ModelFunction,
+    theta: jax.Array,
+    inputs: ArrayTree,
+) -> ArrayTree:
     def at(draw: jax.Array) -> ArrayTree:
         values = model.values(draw)
         return jax.vmap(lambda given: function(values, given))(inputs)

@@ -32,7 +32,8 @@ from wflmc.support.trees import ArrayTree, NumericArray
 Array = NDArray[np.float64]
 Theta = TypeVar("Theta", bound=ArrayLike)
 Preconditioner: TypeAlias = "str | ArrayLike | CustomPosterior"
-"""The coordinates that chains move in: by a method's name, by scales[m], or those of another posterior."""
+"""The coordinates that chains move in: by a method's name, by scales[m], or those of
+another posterior."""
 
 EXAMPLE_BYTES = 2**24
 """Bytes of a device's examples at a time, for one chain."""
@@ -169,7 +170,11 @@ class CustomPosterior(Shown, Posterior):
         """Return one device's gradient at θ[m], unclipped and of all its examples, [m]."""
         return sums.device_gradient(self._model_gradients, theta, device).gradient.rounded
 
-    def _record_gradients(self, theta: jax.Array, examples: ArrayTree) -> list[ArrayGradients]:
+    def _record_gradients(
+        self,
+        theta: jax.Array,
+        examples: ArrayTree,
+    ) -> list[ArrayGradients]:
         """Return the gradients of examples[n, ...] at θ[m], by array of parameters."""
         leaves = jax.tree.leaves(self.model.unflatten(theta))
         return self.model.record.of(leaves, examples)
@@ -307,7 +312,12 @@ class CustomPosterior(Shown, Posterior):
         real = np.arange(self._longest) < self.sizes[:, None]
         return jax.tree.map(lambda values: values[real], self.data), np.repeat(np.arange(self.devices), self.sizes)
 
-    def predictive(self, function: traced.ModelFunction, theta: ArrayLike, inputs: ArrayTree) -> ArrayTree:
+    def predictive(
+        self,
+        function: traced.ModelFunction,
+        theta: ArrayLike,
+        inputs: ArrayTree,
+    ) -> ArrayTree:
         """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
         return traced.predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
 
@@ -387,7 +397,10 @@ _one_chain_at_a_time = jax.custom_batching.sequential_vmap(CustomPosterior._sum)
 def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the cost and its gradient over all examples of all devices, one device at a time."""
 
-    def body(total: tuple[jax.Array, jax.Array], one: sums.DeviceRecords) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def body(
+        total: tuple[jax.Array, jax.Array],
+        one: sums.DeviceRecords,
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
         real = jnp.arange(jax.tree.leaves(one.records)[0].shape[0]) < one.size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, one.records)
         gradient = in_order(posterior._gradient)(theta, one)
@@ -502,7 +515,10 @@ def _pooled(
 
 
 def _coordinates(
-    given: Preconditioner, start: Array, cost: Callable[[jax.Array], jax.Array], layout: traced.ParameterLayout
+    given: Preconditioner,
+    start: Array,
+    cost: Callable[[jax.Array], jax.Array],
+    layout: traced.ParameterLayout,
 ) -> tuple[Affine | None, dict[str, float]]:
     """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
@@ -532,7 +548,10 @@ def _coordinates(
     return None, {}
 
 
-def _without_coordinates(error: GeometryError, layout: traced.ParameterLayout) -> InputError:
+def _without_coordinates(
+    error: GeometryError,
+    layout: traced.ParameterLayout,
+) -> InputError:
     """Return the sentence that names the parameter along which no coordinates were found."""
     sizes = jax.tree.map(lambda part: float(np.abs(part).max()), layout.unflatten(np.asarray(error.direction)))
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
