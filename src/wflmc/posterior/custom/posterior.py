@@ -2,9 +2,9 @@
 spread over devices: clipped gradient sums by automatic differentiation, block by block of devices."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,15 @@ MOST_DENSE = 2048
 """Up to so many parameters a matrix of coordinates is looked for."""
 
 
-@jax.tree_util.register_dataclass
+class LaplaceMode(NamedTuple):
+    """A mode of a posterior, and the curvature there."""
+
+    mode: Array
+    """[m]."""
+    eigenvalues: Array
+    """Of the Hessian: all, or of a large model the smallest and the largest."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class CustomPosterior(Shown, Posterior):
     """p(θ|D) of a model made by `wflmc.posterior_from`; θ is all parameters one after the other.
@@ -72,6 +80,8 @@ class CustomPosterior(Shown, Posterior):
     """How many examples have given the coordinates their covariance of I; 0 for coordinates of another kind."""
     first: int = 0
     """The number of the first device, by which mini-batches are drawn."""
+    known_mode: LaplaceMode | None = None
+    """The mode of all data, where it is known already; no part of the pytree."""
 
     start_is_estimate = True
 
@@ -285,7 +295,7 @@ class CustomPosterior(Shown, Posterior):
         """
         if public is not None:
             mode = public.parameters(public.laplace[0])
-            public_examples = replace(public, model=self.model, batch=None)
+            public_examples = replace(public, model=self.model, batch=None, known_mode=None)
             norm = float(np.sqrt(np.mean(public_examples.example_norms(mode) ** 2)))
         elif self.coordinates_by:
             norm = (self.dim / self.coordinates_by) ** 0.5
@@ -304,7 +314,15 @@ class CustomPosterior(Shown, Posterior):
         check_device(index, self.devices)
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         held = jax.tree.map(lambda values: values[at, rows], self.data)
-        return replace(self, data=held, sizes=self.sizes[at], block=1, example_block=0, first=self.first + index)
+        return replace(
+            self,
+            data=held,
+            sizes=self.sizes[at],
+            block=1,
+            example_block=0,
+            first=self.first + index,
+            known_mode=None,
+        )
 
     @property
     def observed(self) -> tuple[ArrayTree, NDArray[np.intp]]:
@@ -333,8 +351,10 @@ class CustomPosterior(Shown, Posterior):
         return -np.asarray(traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float)
 
     @cached_property
-    def laplace(self) -> tuple[Array, Array]:
-        """A mode[m], and eigenvalues of the Hessian there: all, or of a large model the smallest and the largest."""
+    def laplace(self) -> LaplaceMode:
+        """A mode, and eigenvalues of the Hessian there."""
+        if self.known_mode is not None:
+            return self.known_mode
 
         def cost(theta: Array) -> tuple[float, Array]:
             value, gradient = _total_cost(self, np.asarray(theta, np.float32))
@@ -345,7 +365,7 @@ class CustomPosterior(Shown, Posterior):
             wanted = "parameters from which −log p(θ|D) falls to a least value (is a sign wrong? is it nan nearby?)"
             instead = "start elsewhere, or give mu, L and a plan's initial_w2_sq"
             raise InputError("initial", Found(f"leads to no mode: {trouble}"), f"{wanted}: {instead}")
-        return mode, self.eigenvalues(mode)
+        return LaplaceMode(mode, self.eigenvalues(mode))
 
     def eigenvalues(self, theta: Array) -> Array:
         """Return those of the Hessian of the whole cost at θ[m], as of `laplace`."""
@@ -391,6 +411,16 @@ class CustomPosterior(Shown, Posterior):
 
 _one_chain_at_a_time: Callable[..., ClippedSum]
 _one_chain_at_a_time = jax.custom_batching.sequential_vmap(CustomPosterior._sum)  # type: ignore[no-untyped-call]
+
+
+KNOWN_MODE = "known_mode"
+_PYTREE_FIELDS = [one for one in fields(CustomPosterior) if one.name != KNOWN_MODE]
+jax.tree_util.register_dataclass(
+    CustomPosterior,
+    data_fields=[one.name for one in _PYTREE_FIELDS if one.metadata != STATIC],
+    meta_fields=[one.name for one in _PYTREE_FIELDS if one.metadata == STATIC],
+    drop_fields=[KNOWN_MODE],
+)
 
 
 @jax.jit
@@ -495,9 +525,9 @@ def posterior_from(
         batch=batch,
         estimated=estimated,
         coordinates_by=coordinates_by,
+        # In coordinates by its own moments the posterior is N(0, I).
+        known_mode=LaplaceMode(start, np.ones_like(start)) if found else None,
     )
-    if found:  # in these coordinates the posterior is N(0, I), by its moments
-        vars(posterior)["laplace"] = start, np.ones_like(start)
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
@@ -585,7 +615,8 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     mu, L, estimated = posterior.mu, posterior.L, posterior.estimated
     at_start = posterior.eigenvalues(posterior.start)
     # A network has no one mode to look for.
-    mode, at_mode = (posterior.start, at_start) if posterior.model.sites.symmetric else posterior.laplace
+    known_mode = LaplaceMode(posterior.start, at_start) if posterior.model.sites.symmetric else posterior.laplace
+    at_mode = known_mode.eigenvalues
     values, least = np.concatenate([at_start, at_mode]), at_start.min()
     if not np.all(np.isfinite(values)) or ("mu" in estimated and at_mode.min() <= 0):
         where = f"least eigenvalue {at_mode.min():.3g} at the mode found and {least:.3g} at `initial`"
@@ -600,6 +631,4 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     if mu > L * (1 + 1e-3):  # float32 may put an estimate a little beside the other constant
         raise InputError("mu", mu, f"at most L = {L:.6g} ({' and '.join(posterior.estimated)} is an estimate)")
     L = max(mu, L) if "L" in estimated else L
-    result = replace(posterior, mu=min(mu, L), L=L, estimated=estimated)
-    vars(result)["laplace"] = mode, at_mode  # the same, and not computed again
-    return result
+    return replace(posterior, mu=min(mu, L), L=L, estimated=estimated, known_mode=known_mode)
