@@ -27,7 +27,13 @@ from wflmc.posterior.custom.model import (
 from wflmc.posterior.regression import Regression
 from wflmc.sampling.recorders import Predictions
 from wflmc.sampling.transcript import Transcript
-from wflmc.support.errors import Found, InputError, Shown, ShownValues
+from wflmc.support.errors import (
+    Found,
+    InputError,
+    Shown,
+    ShownValues,
+    without_data,
+)
 from wflmc.support.keys import host_generator
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import replacing, reserve
@@ -73,6 +79,7 @@ ArvizData: TypeAlias = "arviz.InferenceData | xr.DataTree"
 """What ArviZ takes: InferenceData before ArviZ 1, a DataTree from then on."""
 
 
+@without_data
 class ArvizOptions(NamedTuple):
     """Which groups the model is to add, as the arguments of `Trace.to_arviz` say."""
 
