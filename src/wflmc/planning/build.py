@@ -318,7 +318,7 @@ class _Planning:
 
     Args:
         posterior: the model.
-        options: what the plan is made for.
+        request: what the plan is made for.
         usual_step: rounds with a larger step size than this may not be noisier than
             clipped gradients can undo.
         notes: notices of the plan beside those about its numbers.
@@ -327,32 +327,32 @@ class _Planning:
     def __init__(
         self,
         posterior: Posterior,
-        options: PlanRequest,
+        request: PlanRequest,
         usual_step: float = np.inf,
         *notes: Notice,
     ) -> None:
         self.posterior = posterior
-        self.options = options
-        self.link = options.link
-        self.privacy = options.privacy
+        self.request = request
+        self.link = request.link
+        self.privacy = request.privacy
         self.notes = notes
-        self.scheme = policy_named(options.policy.power)
-        self.step_size = np.asarray(options.step_size, dtype=float) * np.ones(options.rounds)
+        self.scheme = policy_named(request.policy.power)
+        self.step_size = np.asarray(request.step_size, dtype=float) * np.ones(request.rounds)
         self.clip = self.privacy.clips(posterior.devices)
         self.example_clip = self.privacy.example_clips(posterior.devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
 
-        curvature = _curvature(posterior, options.sampler.motion, self.step_size)
+        curvature = _curvature(posterior, request.sampler.motion, self.step_size)
         self.mu = curvature.mu
         self.L = curvature.L
         self.contracts = curvature.contracts
         self.contraction = curvature.contraction
 
-        channels = _channels(self.link, posterior, options, self.scheme)
+        channels = _channels(self.link, posterior, request, self.scheme)
         self.received = channels.received
         self.uncertainty = channels.uncertainty
         self.downlink_noise = channels.downlink_noise
-        self.known = channels.known[options.sampler.start :]
+        self.known = channels.known[request.sampler.start :]
         self.gains = np.abs(self.known).astype(float)
 
         participation = self._participation(channels.known)
@@ -400,13 +400,13 @@ class _Planning:
     def _rule_and_schedule(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
         """Return the rule of participation, and what it decides for these gains."""
         link = self.link
-        policy = self.options.policy
+        policy = self.request.policy
         dim = self.posterior.dim
         rule = schedule.Rule(
             policy.schedule if self.scheme.wireless else "all",
             self.clip,
             dim * link.snr(self.clip.size) / self.clip**2,
-            self.options.sampler.motion.noise_step(self.step_size),
+            self.request.sampler.motion.noise_step(self.step_size),
             # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
             float(dim) if policy.bound == "corrected" else 1.0,
             self.uncertainty,
@@ -420,7 +420,7 @@ class _Planning:
 
     def _spent_before(self) -> Array:
         """Return the loss spent before, [K]."""
-        ledger = self.options.ledger
+        ledger = self.request.ledger
         devices = self.posterior.devices
         spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
         if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
@@ -445,7 +445,7 @@ class _Planning:
     def _problem(self, usual_step: float) -> Problem:
         """State the power problem."""
         posterior = self.posterior
-        policy = self.options.policy
+        policy = self.request.policy
         step_size = self.step_size
         active = self.schedule.active
         by_law = policy.objective == "exact"
@@ -463,7 +463,7 @@ class _Planning:
             step_size=step_size,
             scale=self.scale,
             contracts=self.contracts,
-            burn_in=self.options.burn_in,
+            burn_in=self.request.burn_in,
             objective=policy.objective,
             start=self._initial_w2_sq(),
             error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
@@ -474,7 +474,7 @@ class _Planning:
             floor=self._floor(limit),
             noise_limit=noise_limit,
             solver=policy.solver,
-            dynamics=self.options.sampler.motion,
+            dynamics=self.request.sampler.motion,
             response=self._response() if by_law else None,
             fills_up=not by_law or not self.scheme.optimal,
         )
@@ -497,7 +497,7 @@ class _Planning:
             power_cap: the largest a of every round, [S].
             budget: B_k, [K].
         """
-        policy = self.options.policy
+        policy = self.request.policy
         active = self.schedule.active
         if policy.max_round_noise is not None:
             return policy.max_round_noise
@@ -516,17 +516,17 @@ class _Planning:
 
     def _initial_w2_sq(self) -> float:
         """Return W2² between start and posterior; nan where there is no bound to use it."""
-        if self.options.initial_w2_sq is not None:
-            return self.options.initial_w2_sq
+        if self.request.initial_w2_sq is not None:
+            return self.request.initial_w2_sq
         if not self.contracts:
             return np.nan
-        return self.posterior.initial_w2_sq(self.options.sampler.init)
+        return self.posterior.initial_w2_sq(self.request.sampler.init)
 
     def _response(self) -> Response:
         """Return how the kept rounds' law answers to this plan's noise, by the proxy or the posterior itself."""
-        proxy = self.options.policy.proxy
-        sampler = self.options.sampler
-        burn_in = self.options.burn_in
+        proxy = self.request.policy.proxy
+        sampler = self.request.sampler
+        burn_in = self.request.burn_in
         step_size = self.step_size
         weight = self.weight
         before = sampler.before
@@ -546,7 +546,7 @@ class _Planning:
     @property
     def allocate(self) -> Callable[[Problem], Allocation]:
         """How the power of the rounds is found."""
-        if self.options.policy.csi == "full" or not self.scheme.wireless:
+        if self.request.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
         usual = discretization_error(self.step_size, self.L, self.posterior.dim)[-1]
         forecast = causal.Forecast(self.link.fading.law, self.rule, self.known, float(usual))
@@ -566,14 +566,14 @@ class _Planning:
         plan = Plan(rounds, self._certificate(allocation), self._context())
         wireless_link = self.link if self.scheme.wireless else None
         about_inputs = notices.input_notices(self.posterior, wireless_link, self.privacy)
-        about_plan = notices.plan_notices(self.posterior, plan, problem, self.options)
+        about_plan = notices.plan_notices(self.posterior, plan, problem, self.request)
         return plan.with_notices((*about_inputs, *about_plan, *self.notes))
 
     def _certificate(self, allocation: Allocation) -> Certificate:
         """Return what is known of the plan of an allocation, without notices."""
         problem = self.problem
         a = allocation.a
-        is_causal = self.options.policy.csi == "causal"
+        is_causal = self.request.policy.csi == "causal"
         limit = _limit(problem, a, self.scheme, causal=is_causal)
         is_static_link = np.all(self.gains == self.gains[0])
         gamma = problem.contraction.gamma[problem.burn_in :]
@@ -610,14 +610,14 @@ class _Planning:
             example_clip=self.example_clip if self.scheme.clips else unclipped,
             noise_power=self.link.noise_power,
             burn_in=self.problem.burn_in,
-            init=self.options.sampler.init,
+            init=self.request.sampler.init,
             mu=self.mu,
             L=self.L,
             dim=self.posterior.dim,
             sizes=np.asarray(self.posterior.sizes, dtype=np.intp),
             initial_w2_sq=self.problem.start,
             ledger=self.ledger,
-            start=self.options.sampler.start,
+            start=self.request.sampler.start,
             uncertainty=self.uncertainty,
             enforced=self.scheme.private,
             dynamics=self.problem.dynamics,

@@ -112,9 +112,9 @@ def estimate_notices(posterior: Posterior) -> Iterator[Notice]:
         )
 
 
-def start_notices(posterior: Posterior, options: PlanRequest) -> Iterator[Notice]:
+def start_notices(posterior: Posterior, request: PlanRequest) -> Iterator[Notice]:
     """Yield a notice where the start's distance, which a bound uses, is estimated."""
-    if options.initial_w2_sq is None and posterior.start_is_estimate:
+    if request.initial_w2_sq is None and posterior.start_is_estimate:
         text = "W2² of the start is a Laplace estimate, and a bound is no better."
         yield Notice(NoticeCode.ESTIMATED_START, text)
 
@@ -131,14 +131,14 @@ def _expands(posterior: Posterior, plan: Plan) -> bool:
     return partial and posterior.expansion(step.max(), weight) > 1
 
 
-def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, options: PlanRequest) -> Iterator[Notice]:
+def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, request: PlanRequest) -> Iterator[Notice]:
     """Yield all notices about a plan; those that every plan like it has come last.
 
     Args:
         posterior: the model.
         plan: the plan, without notices.
         problem: the power problem that it solves.
-        options: what planning was asked for.
+        request: what planning was asked for.
     """
     exact = problem.objective == "exact"
     epsilon = plan.privacy.epsilon
@@ -181,12 +181,12 @@ def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, options: Pl
             NoticeCode.EXPANDING_ROUNDS,
             "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge.",
         )
-    by_posterior = exact and plan.lower_bound is not None and options.policy.proxy is None
+    by_posterior = exact and plan.lower_bound is not None and request.policy.proxy is None
     if by_posterior and epsilon is not None:
         yield oracle_notice()
     yield from estimate_notices(posterior)
     if problem.contracts:
-        yield from start_notices(posterior, options)
+        yield from start_notices(posterior, request)
 
 
 def _overspending(plan: Plan) -> Iterator[Notice]:

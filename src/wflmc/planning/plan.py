@@ -670,17 +670,21 @@ def join_plans(first: Plan, added: Plan) -> Plan:
 
 
 def _joined_rounds(first: Plan, added: Plan) -> Rounds:
-    received = None
-    if first.received is not None or added.received is not None:
-        amplitudes = [np.ones_like(plan.weight) if plan.received is None else plan.received for plan in (first, added)]
-        received = np.concatenate(amplitudes)
-    return Rounds(
-        step_size=np.concatenate([first.step_size, added.step_size]),
-        gain=np.concatenate([first.gain, added.gain]),
-        weight=np.concatenate([first.weight, added.weight]),
-        server_noise=np.concatenate([first.server_noise, added.server_noise]),
-        received=received,
-    )
+    """Return the rounds of both plans, every field of them.
+
+    Where one plan has None for |h/ĥ|, it is 1.
+    """
+    joined = {}
+    for field in fields(Rounds):
+        parts = [getattr(plan.rounds, field.name) for plan in (first, added)]
+        if all(part is None for part in parts):
+            joined[field.name] = None
+            continue
+        if field.name == "received":
+            pairs = zip(parts, (first, added), strict=True)
+            parts = [np.ones_like(plan.weight) if part is None else part for part, plan in pairs]
+        joined[field.name] = np.concatenate(parts)
+    return Rounds(**joined)
 
 
 def _joined_objective(first: Plan, added: Plan) -> float:
