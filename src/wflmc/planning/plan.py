@@ -674,7 +674,7 @@ def _joined_rounds(first: Plan, added: Plan) -> Rounds:
 
     Where one plan has None for |h/ĥ|, it is 1.
     """
-    joined = {}
+    joined: dict[str, np.ndarray | None] = {}
     for field in fields(Rounds):
         parts = [getattr(plan.rounds, field.name) for plan in (first, added)]
         if all(part is None for part in parts):
