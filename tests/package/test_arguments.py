@@ -116,3 +116,21 @@ def test_evaluation_says_it_too():
     found = wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=3), POSTERIOR)
     assert found.noise_ratio == pytest.approx(plan.noise_ratio)
     assert f"{plan.noise_ratio:.3g} times what sampling needs" in str(found)
+
+
+@pytest.mark.parametrize("step_size", [0, 0.0, [0.0] * 4])
+def test_steps_of_zero_are_refused(step_size):
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.plan(POSTERIOR, LINK, NOTHING, step_size=step_size, burn_in=2, samples=2)
+    assert refused.value.key == "step_size"
+
+
+def test_what_does_not_belong_to_a_trace_is_refused():
+    plan = wflmc.plan(POSTERIOR, LINK, NOTHING, step_size=0.3 / POSTERIOR.L, burn_in=1, samples=2)
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.sample(KEY, POSTERIOR, plan, chains=2, ledger=3)
+    assert refused.value.key == "ledger"
+    other = wflmc.gaussian_regression(KEY, devices=3, examples=30, dim=POSTERIOR.dim + 1)
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=2), other)
+    assert refused.value.key == "posterior"

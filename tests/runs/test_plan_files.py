@@ -284,6 +284,23 @@ def test_warnings_have_codes(tmp_path, call, scenario):
 def test_missing_files(tmp_path, call):
     (tmp_path / "empty").mkdir()
     for path in ("empty", "missing", "missing.npz", "missing.json"):
-        assert one_sentence(call("run", "--plan", tmp_path / path), "--plan", "No such file")
-    with pytest.raises(InputError, match="No such file"):
+        assert one_sentence(call("run", "--plan", tmp_path / path), "--plan", "plan.npz or plan.json")
+    with pytest.raises(InputError, match="plan.npz or plan.json"):
         Plan.load(tmp_path / "missing.npz")
+
+
+def test_added_rounds_are_in_one_notice(tmp_path, call, scenario):
+    """Notices about rounds are about all of them, and each code is there once."""
+    noisy = ("--set", "link.snr_db=0", "--set", "policy.power=equal")
+    assert call("run", scenario, "--out", tmp_path / "run", *noisy)[0] == 0
+    for more in (5, 3):
+        assert call("run", "--resume", tmp_path / "run", "--more", str(more))[0] == 0
+    plan = Plan.load(tmp_path / "run" / "plan.npz")
+    by_code = {notice.code: notice.text for notice in plan.notices}
+    assert len(by_code) == len(plan.notices)
+    assert "of 22 rounds" in by_code["chains-may-be-lost"]
+
+
+def test_what_is_no_plan_is_named_as_it_was_given(tmp_path, call, scenario):
+    for path in (tmp_path / "nowhere", scenario):
+        assert one_sentence(call("run", "--plan", path, "--out", tmp_path / "out"), f"'{path}'")

@@ -251,6 +251,10 @@ def evaluate(
     """
     if not isinstance(trace, Trace):
         raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
+    parameters_of_trace = trace.theta.shape[-1]
+    if posterior is not None and posterior.dim != parameters_of_trace:
+        allowed = f"the one that was sampled, of {parameters_of_trace} parameters"
+        raise InputError("posterior", f"one of {posterior.dim} parameters", allowed)
     plans, model, distance, moving = trace.plans, cast("object", posterior), None, None
     known = model if isinstance(model, HasLaw) else None
     if known is not None and trace.theta.shape[0] > 1:

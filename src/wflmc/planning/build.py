@@ -641,7 +641,8 @@ def _curvature(posterior: Posterior, motion: Dynamics, step_size: Array) -> Curv
     L = float(posterior.L)
     if not 0 < mu <= L:
         raise InputError("mu", mu, f"above 0 and at most L = {L:g}", section="posterior")
-    stable = 1 / float(motion.stretching_step(step_size).max())
+    longest = float(motion.stretching_step(step_size).max())
+    stable = 1 / longest if longest > 0 else np.inf  # steps of 0 are refused below
     contracts = not (posterior.curvature_is_loose and mu <= stable <= L / 2)
     if not contracts:
         L = stable

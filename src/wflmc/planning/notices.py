@@ -3,7 +3,7 @@
 `wflmc.apps.diagnosis` says what would help.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +19,13 @@ UNSCALED = 30.0
 """Size of a feature from which on it alone decides L, step size and clipping."""
 UNLIKE = 100.0
 """The same, over the median size of all features."""
+ROUND_NOTICES = (
+    NoticeCode.EXCESS_NOISE,
+    NoticeCode.OPTIMALITY_GAP,
+    NoticeCode.BUDGET_EXCEEDED,
+    NoticeCode.CHAINS_MAY_BE_LOST,
+)
+"""Codes of notices that follow from the rounds of a plan alone."""
 WIDE = 2.0
 """Noise over what sampling needs, from which on samples hide the spread."""
 PRIVATE_DATA = "the devices' private data, which epsilon does not cover"
@@ -142,19 +149,8 @@ def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, request: Pl
     """
     exact = problem.objective == "exact"
     epsilon = plan.privacy.epsilon
-    if plan.noise_ratio > WIDE:  # which no diagnostic of the chains can see
-        yield Notice(
-            NoticeCode.EXCESS_NOISE,
-            f"After burn-in, {plan.noise_ratio:.3g} times the noise that sampling needs spreads samples too widely.",
-        )
-    if plan.gap is not None and plan.gap > 1e-6:
-        text = f"The power is proven optimal only to a relative gap of {plan.gap:.1g}."
-        yield Notice(NoticeCode.OPTIMALITY_GAP, text)
-    if plan.clips:
-        yield from _overspending(plan)
-        noise_limit = problem.noise_limit if np.isfinite(problem.noise_limit) else 1.0
-        yield from _lost_chains(plan, noise_limit)
-    elif epsilon is not None:
+    yield from _round_notices(plan)
+    if not plan.clips and epsilon is not None:
         yield Notice(
             NoticeCode.NOT_CLIPPED,
             "This scheme does not clip: epsilon is not kept, and no finite one would be true.",
@@ -187,6 +183,40 @@ def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, request: Pl
     yield from estimate_notices(posterior)
     if problem.contracts:
         yield from start_notices(posterior, request)
+
+
+def _round_notices(plan: Plan) -> Iterator[Notice]:
+    """Yield notices that follow from the rounds of a plan alone: `ROUND_NOTICES`."""
+    if plan.noise_ratio > WIDE:  # which no diagnostic of the chains can see
+        yield Notice(
+            NoticeCode.EXCESS_NOISE,
+            f"After burn-in, {plan.noise_ratio:.3g} times the noise that sampling needs spreads samples too widely.",
+        )
+    if plan.gap is not None and plan.gap > 1e-6:
+        text = f"The power is proven optimal only to a relative gap of {plan.gap:.1g}."
+        yield Notice(NoticeCode.OPTIMALITY_GAP, text)
+    if plan.clips:
+        yield from _overspending(plan)
+        noise_limit = plan.certificate.noise_limit
+        yield from _lost_chains(plan, noise_limit if np.isfinite(noise_limit) else 1.0)
+
+
+def joined_notices(whole: Plan, parts: Sequence[Plan]) -> Iterator[Notice]:
+    """Yield the notices about a plan that was made in parts, each code once.
+
+    Args:
+        whole: the plan of all rounds.
+        parts: the plans that it was joined from, in their order.
+
+    Yields:
+        What follows from the rounds, about all of them; and what else the parts say.
+    """
+    yield from _round_notices(whole)
+    seen: set[str] = set(ROUND_NOTICES)
+    for notice in (notice for part in parts for notice in part.notices):
+        if notice.code not in seen:
+            seen.add(notice.code)
+            yield notice
 
 
 def _overspending(plan: Plan) -> Iterator[Notice]:

@@ -10,6 +10,7 @@ import numpy as np
 from wflmc.dynamics import Array
 from wflmc.evaluation import choose_burn_in
 from wflmc.planning import Plan, PowerPolicy, plan_from, policy_named
+from wflmc.planning.notices import joined_notices
 from wflmc.planning.plan import PLAN_FILE, join_plans
 from wflmc.privacy.ledger import Ledger
 from wflmc.runs.documents import PUBLIC_FILES, PlanFile, read_document
@@ -32,6 +33,8 @@ PLAN_DOCUMENT = "plan.json"
 SCENARIO_FILE = "scenario.toml"
 SAME = 1 + 1e-9
 """Ratio of numbers that count as equal: other processors round otherwise."""
+NO_PLAN = "a plan.npz or plan.json, or a folder with these, as `wflmc plan --out` writes them"
+"""What names a plan."""
 VIEWED_ROUNDS = ("step_size", "gain", "threshold", "active_devices", "bound")
 """Lists of plan.json that have to be those of the plan, one number for every round."""
 VIEWED_CONSTANTS = ("mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
@@ -185,7 +188,9 @@ def open_plan(path: str | Path, option: str = "--plan") -> LoadedPlan:
     It is loaded where there is a plan.npz, and planned again where there is none.
     """
     file, view = _plan_files(path)
-    if file.exists() or not view.exists():
+    if not file.exists() and not view.exists():
+        raise InputError(option, str(path), NO_PLAN)
+    if file.exists():
         return load_plan(path, option=option)
     return plan_again(view, option)
 
@@ -420,6 +425,7 @@ def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, sp
     added = plan_from(inputs.posterior, request)
     whole = join_plans(plan, added)
     whole = replace(whole, context=replace(whole.context, ledger=before))
+    whole = whole.with_notices(joined_notices(whole, [plan, added]))
     steps = {
         "sampler.step_schedule": "constant",
         "sampler.samples": scenario.sampler.samples + more,

@@ -96,6 +96,8 @@ def open_account(
             adjacency, or lacks rounds that were transmitted.
         OverspendError: if the ledger does not leave enough for the plan.
     """
+    if not isinstance(ledger, Ledger):
+        raise InputError("ledger", type(ledger).__name__, "a wflmc.privacy.Ledger")
     plan = plans[0]
     if len(plans) > 1:
         allowed = "given for one plan: chains are replicas of one experiment"
