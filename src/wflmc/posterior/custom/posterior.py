@@ -25,7 +25,7 @@ from wflmc.sums.blocks import block_size
 from wflmc.sums.constants import CPU_CACHE_BYTES, RECORDS_PER_FLOAT32_SUM
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
-from wflmc.support.errors import Found, InputError, Shown, missing
+from wflmc.support.errors import Found, InputError, Shown, missing, without_data
 from wflmc.support.keys import digest
 from wflmc.support.trees import ArrayTree, NumericArray
 
@@ -41,6 +41,7 @@ MOST_DENSE = 2048
 """Up to so many parameters a matrix of coordinates is looked for."""
 
 
+@without_data
 class LaplaceMode(NamedTuple):
     """A mode of a posterior, and the curvature there."""
 
