@@ -38,10 +38,11 @@ from wflmc.apps.federation.deployment import (
     supernode_command,
 )
 from wflmc.apps.federation.device import devices_in
+from wflmc.apps.federation.flower_server import run_in_engine
 from wflmc.apps.federation.job import Job, make_job, write_federation
 from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.registration import flwr
-from wflmc.apps.federation.server import open_server, read_log, run_in_engine, trace_of
+from wflmc.apps.federation.server import open_server, read_log, trace_of
 from wflmc.planning import Plan
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import load_scenario

@@ -26,8 +26,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from wflmc.apps.federation.device import Device, client_app
+from wflmc.apps.federation.flower_server import Transport
 from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
-from wflmc.apps.federation.server import Server, Transport, open_server, serve
+from wflmc.apps.federation.server import Server, open_server, serve
 from wflmc.privacy import Ledger
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import Inputs, Scenario, build, validate

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
 
-from wflmc.apps.federation import server as serving
+from wflmc.apps.federation import execution
 from wflmc.apps.federation.job import Job
 from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.ledger import Anchor
@@ -125,7 +125,7 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
         return None if device == 1 and len(calls) < 8 else message
 
     monkeypatch.setattr(
-        serving, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
+        execution, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
     )
     ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
     code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")

@@ -30,7 +30,7 @@ from flwr.app import Context, RecordDict
 
 import wflmc
 from wflmc.apps.federation import certificates, device, registration
-from wflmc.apps.federation import server as serving
+from wflmc.apps.federation import flower_server as serving
 from wflmc.apps.federation.certificates import write_authority, write_device_key, write_server_certificate
 from wflmc.apps.federation.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
 from wflmc.apps.federation.job import make_job, write_federation
@@ -147,7 +147,7 @@ def test_the_app_that_is_sent_out_has_no_code_and_no_secret(folder):
     assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
     about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert about["components"] == {
-        "serverapp": "wflmc.apps.federation.server:app",
+        "serverapp": "wflmc.apps.federation.flower_server:app",
         "clientapp": "wflmc.apps.federation.device:app",
     }
     assert about["config"].keys() == {"folder", "deadline", "wait"}

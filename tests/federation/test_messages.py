@@ -19,8 +19,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[
 import flwr.app as flwr
 
 from wflmc.apps.federation.device import Device, client_app, open_device
+from wflmc.apps.federation.flower_server import Transport, meet
 from wflmc.apps.federation.messages import RoundRequest, read_request, short, write_request
-from wflmc.apps.federation.server import Server, Transport, meet, read_log, serve, trace_of
+from wflmc.apps.federation.server import Server, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 from wflmc.support.errors import InputError, OverspendError
 

@@ -19,11 +19,12 @@ from flwr.app import Context, Message, RecordDict
 
 from wflmc.apps.diagnosis import advice, causes
 from wflmc.apps.federation import device as device_module
-from wflmc.apps.federation import server as serving
+from wflmc.apps.federation import flower_server as serving
 from wflmc.apps.federation.deployment import why_stopped
 from wflmc.apps.federation.device import client_app, devices_in, open_device
+from wflmc.apps.federation.flower_server import Transport, check_ready, meet, run_in_engine
 from wflmc.apps.federation.registration import DeploymentError, Node
-from wflmc.apps.federation.server import Transport, check_ready, meet, read_log, run_in_engine
+from wflmc.apps.federation.server import read_log
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypedDict
 import jax
 import numpy as np
 
-from wflmc.apps.federation import server as serving
+from wflmc.apps.federation import flower_server
 from wflmc.apps.federation.deployment import ADDRESS, Loopback, prepare
 from wflmc.apps.federation.device import devices_in, open_device
 from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
 from wflmc.apps.federation.messages import DEVICE, SERVER
-from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, trace_of
+from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, run_in_process, trace_of
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
 from wflmc.planning.notices import oracle_notice
@@ -212,9 +212,9 @@ def _run(
         folders = [place / DEVICE.format(k) for k in range(devices)]
         # A protocol says nothing of hashing; posteriors are hashed by identity.
         opened = [open_device(*pair) for pair in zip(folders, parts, strict=True)]  # type: ignore[arg-type]
-        serving.run_in_process(server, opened, progress)
+        run_in_process(server, opened, progress)
     elif options.runtime == "simulation":
-        serving.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
+        flower_server.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
     else:
         prepare(place, devices)
         with Loopback(place, say=say) as loopback:
