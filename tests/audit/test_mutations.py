@@ -22,7 +22,7 @@ from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, so
 kernel = sys.modules["wflmc.sampling.kernel"]
 simulation = sys.modules["wflmc.sampling.simulation"]
 gaussian = sys.modules["wflmc.sums.gaussian"]
-softmax = sys.modules["wflmc.sums.softmax"]
+softmax_classes = sys.modules["wflmc.sums.softmax_classes"]
 softmax_rows = sys.modules["wflmc.sums.softmax_rows"]
 clipping = sys.modules["wflmc.sums.clipping"]
 
@@ -268,7 +268,7 @@ def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, swap):
 def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, swap):
     posterior, plan = softmax_of(examples, promise, rounds)
     short = posterior.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE
-    module = softmax_rows if short else softmax
+    module = softmax_rows if short else softmax_classes
     if promise is None:
         swap(module, "clip_factor", unclipped)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import wflmc
 from wflmc.sums import reference
 
-CHAINS = 2
+CHAINS = (1, 4)
 DIM = 3
 CLASSES = 4
 TOLERANCE = 2e-4
@@ -21,6 +23,7 @@ SIZES = {
     "several blocks of records": (2, 1200),
     "clipping in pairs": (2, 2400),
     "a loop over blocks": (1, 5000),
+    "rows that fill no whole step": (1, 1301),
 }
 """Devices and records of all of them."""
 
@@ -55,6 +58,8 @@ class GaussianCase:
 class SoftmaxCase:
     """A softmax regression."""
 
+    chains_last = False
+
     def __init__(self, devices, records):
         self.posterior = wflmc.softmax_regression(
             jax.random.key(0),
@@ -79,6 +84,12 @@ class SoftmaxCase:
             classes=CLASSES,
             prior_share=theta / posterior.devices,
         )
+
+
+class ChainsLastCase(SoftmaxCase):
+    """The same in the layout for accelerators with many chains."""
+
+    chains_last = True
 
 
 def log_likelihood(parameters, record):
@@ -119,7 +130,12 @@ class CustomCase:
         return [records.sum(0) + share for records in self.record_gradients(theta)]
 
 
-MODELS = {"gaussian": GaussianCase, "softmax": SoftmaxCase, "custom": CustomCase}
+MODELS = {
+    "gaussian": GaussianCase,
+    "softmax": SoftmaxCase,
+    "softmax, chains last": ChainsLastCase,
+    "custom": CustomCase,
+}
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +150,12 @@ def case_named():
     return case
 
 
-def fast_sums(posterior, theta, weight, clip, example_clip):
+def fast_sums(case, theta, weight, clip, example_clip):
     """The sums of all chains by the fast path, [chain, m]."""
     by_record = example_clip is not None
-    ready = posterior.on_accelerator(CHAINS, 2.0**30, by_record)
+    ready = case.posterior.on_accelerator(len(theta), 2.0**30, by_record)
+    if getattr(case, "chains_last", False):
+        ready = replace(ready, chains_last=True)
 
     @jax.jit
     def of_chains(model, places):
@@ -154,11 +172,11 @@ def fast_sums(posterior, theta, weight, clip, example_clip):
     return of_chains(ready, theta.astype(np.float32)).double
 
 
-def inputs_of(case, seed):
+def inputs_of(case, chains, seed):
     """θ of some chains, weights with a zero, and a clip that half the devices meet."""
     posterior = case.posterior
     generator = np.random.default_rng(seed)
-    theta = 0.5 * generator.standard_normal((CHAINS, posterior.dim))
+    theta = 0.5 * generator.standard_normal((chains, posterior.dim))
     weight = generator.uniform(0.2, 1, posterior.devices)
     if posterior.devices > 1:
         weight[0] = 0.0
@@ -166,12 +184,13 @@ def inputs_of(case, seed):
     return theta, weight, np.full(posterior.devices, float(np.median(norms)))
 
 
+@pytest.mark.parametrize("chains", CHAINS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model", MODELS)
-def test_devices_are_clipped_as_by_definition(model, size, case_named):
+def test_devices_are_clipped_as_by_definition(model, size, chains, case_named):
     case = case_named(model, size)
-    theta, weight, clip = inputs_of(case, seed=1)
-    found = fast_sums(case.posterior, theta, weight, clip, None)
+    theta, weight, clip = inputs_of(case, chains, seed=1)
+    found = fast_sums(case, theta, weight, clip, None)
     for chain, place in enumerate(theta):
         gradients = case.device_gradients(place)
         wanted = reference.device_clipped_sum(gradients, weight, clip)
@@ -179,13 +198,14 @@ def test_devices_are_clipped_as_by_definition(model, size, case_named):
         np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
 
 
+@pytest.mark.parametrize("chains", CHAINS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model", MODELS)
-def test_records_are_clipped_as_by_definition(model, size, case_named):
+def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
     case = case_named(model, size)
-    theta, weight, clip = inputs_of(case, seed=2)
+    theta, weight, clip = inputs_of(case, chains, seed=2)
     example_clip = np.full(case.posterior.devices, 0.6)
-    found = fast_sums(case.posterior, theta, weight, clip, example_clip)
+    found = fast_sums(case, theta, weight, clip, example_clip)
     for chain, place in enumerate(theta):
         wanted = reference.record_clipped_sum(
             case.record_gradients(place),
@@ -202,9 +222,45 @@ def test_records_are_clipped_as_by_definition(model, size, case_named):
 def test_devices_that_fill_no_whole_group(records):
     """131 devices come one by one, and no group of up to 128 of them divides 131."""
     case = SoftmaxCase(131, 131 * records)
-    theta, weight, clip = inputs_of(case, seed=3)
+    theta, weight, clip = inputs_of(case, chains=1, seed=3)
     found = case.posterior.clipped_sum(theta[0].astype(np.float32), weight, clip)[0]
     gradients = case.device_gradients(theta[0])
     wanted = reference.device_clipped_sum(gradients, weight, clip)
     scale = float(weight @ clip)
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize("by_record", [False, True])
+@pytest.mark.parametrize(("devices", "records"), [(30, 1200), (3, 3000), (40, 100)])
+def test_softmax_blocks_depend_on_shapes_alone(devices, records, by_record):
+    """Other data of the same shapes are cut in the same way, however large they are."""
+    case = SoftmaxCase(devices, records)
+    other_features = 1e6 * case.posterior.features[:, ::-1] ** 3
+    other_labels = (case.posterior.labels + 1) % CLASSES
+    other = replace(case.posterior, features=other_features, labels=other_labels)
+    ready = case.posterior.on_accelerator(4, 2.0**30, by_record)
+    other_ready = other.on_accelerator(4, 2.0**30, by_record)
+    assert (ready.block, ready.example_block) == (other_ready.block, other_ready.example_block)
+    assert ready.chains_last == other_ready.chains_last
+    assert ready.features.shape == other_ready.features.shape
+
+
+@pytest.mark.parametrize("rows_per_step", [2, 4, 12])
+@pytest.mark.parametrize("by_record", [False, True])
+def test_softmax_sums_do_not_depend_on_steps(rows_per_step, by_record):
+    """Every device received a θ of its own, and its 12 rows are taken in steps."""
+    case = SoftmaxCase(10, 120)
+    generator = np.random.default_rng(4)
+    theta = generator.standard_normal((10, case.posterior.dim)).astype(np.float32)
+    weight = generator.uniform(0.2, 1, 10).astype(np.float32)
+    clip = np.full(10, 4.0, np.float32)
+    example_clip = np.full(10, 0.6, np.float32) if by_record else None
+    ready = case.posterior.on_accelerator(1, 2.0**30, by_record)
+    in_steps = replace(ready, example_block=rows_per_step)
+    total, _ = jax.jit(in_steps.clipped_sum)(theta, weight, clip, None, example_clip)
+    records = [case.record_gradients(place)[device] for device, place in enumerate(theta)]
+    limit = 0.6 if by_record else np.inf
+    gradients = [reference.clip_vectors(rows, limit).sum(0) for rows in records]
+    with_prior = np.array(gradients) + theta / 10
+    wanted = reference.device_clipped_sum(with_prior, weight, clip)
+    np.testing.assert_allclose(total, wanted, atol=TOLERANCE * float(weight @ clip))

@@ -19,7 +19,7 @@ from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, 
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
-from wflmc.sums import bound, softmax_rows
+from wflmc.sums import bound, softmax_classes, softmax_rows
 from wflmc.sums import softmax as sums
 from wflmc.sums.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.sums.constants import (
@@ -32,6 +32,7 @@ from wflmc.sums.constants import (
 )
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.norms import row_norms
+from wflmc.sums.parts import part_size
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
 
@@ -42,6 +43,17 @@ MOST_PRODUCTS_PER_BLOCK = 8
 """Float32 sums of rows of one block of short devices, on a CPU."""
 ROWS_PER_PRODUCT_ON_ACCELERATOR = 32
 """Rows of short devices per float32 sum of a block, on an accelerator."""
+ROWS_AT_A_TIME = 512
+"""Rows whose logits a CPU computes at a time. With 12,000 rows of 30 features in 10
+classes, and 1 to 150 chains, 400 to 1,200 were the fastest."""
+ROWS_AT_A_TIME_BY_EXAMPLE = 1280
+"""The same where examples are clipped one by one: every step then has more operations,
+and those of several devices at a time take less than one after the other."""
+FEWEST_ROWS_AT_A_TIME = 128
+"""However many chains share them."""
+NARROW_PRODUCT = 64
+"""Chains times classes up to which an accelerator takes all rows of clipped examples in
+one product: cut into parts by slices, it would copy them in every round."""
 MANY, LANCZOS = 2**26, 1e-3
 """Numbers of features from which on their largest curvature is found by Lanczos' method, and its relative error."""
 
@@ -59,6 +71,10 @@ class SoftmaxPosterior(Regression):
     """Class of each row, [K, n]."""
     norms: Any = None
     """‖u‖ of each row, [K, n], where chains need them."""
+    example_block: int = field(default=0, metadata=STATIC)
+    chains_last: bool = field(default=False, metadata=STATIC)
+    """Whether chains are the last axis of gradients (`wflmc.sums.softmax`), as suits an
+    accelerator with many of them; else rows are (`wflmc.sums.softmax_classes`)."""
     class_names: Names = field(default=(0, 1), metadata=STATIC)
     """The label of every class in the data, C of them; all else here counts classes from 0."""
 
@@ -102,6 +118,11 @@ class SoftmaxPosterior(Regression):
             labels=split_blocks(self.labels, self.block),
             norms=None if norms is None else split_blocks(norms, self.block),
         )
+        if not by_rows and not self.chains_last:
+            rows = self.example_block or self.features.shape[1]
+            if example_clip is None:
+                return softmax_classes.device_clipped_sum(rows)(records, self._share, theta, weight, clip)
+            return softmax_classes.record_clipped_sum(rows)(records, self._share, theta, weight, clip, example_clip)
         path = softmax_rows if by_rows else sums
         if example_clip is None:
             return path.device_clipped_sum(records, self._share, theta, weight, clip)
@@ -149,37 +170,78 @@ class SoftmaxPosterior(Regression):
 
     def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
-        rows = self.features.shape[1]
-        block = self._block_size(chains, limit)
+        ready = self._laid_out(chains, limit, by_example)
+        block = ready.block
         group = DEVICES_PER_FLOAT32_SUM
         if self._short_devices:
-            group = softmax_rows.devices_on_lattice(block, rows)
-        features = pad_to_blocks(self.features.astype(np.float32, copy=False), block, group)
-        changed: dict[str, Any] = {"features": features, "labels": pad_to_blocks(self.labels, block, group)}
+            group = softmax_rows.devices_on_lattice(block, self.features.shape[1])
+
+        def placed(values: np.ndarray) -> Any:  # NumPy's on the host, JAX's here
+            missing = -values.shape[1] % (ready.example_block or 1)
+            rows = [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]
+            return pad_to_blocks(np.pad(values, rows) if missing else values, block, group)
+
+        norms = None
         if by_example or self._short_devices:
             squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
-            norms = np.sqrt(squares)
-            usable = np.where(norms > LONGEST_VECTOR, np.inf, norms).astype(np.float32)
-            changed["norms"] = pad_to_blocks(usable, block, group)
-        return replace(self, **changed, block=block, subject="")  # other data, same program
+            lengths = np.sqrt(squares)
+            usable = np.where(lengths > LONGEST_VECTOR, np.inf, lengths)
+            norms = placed(usable.astype(np.float32))
+        return replace(
+            ready,
+            features=placed(self.features.astype(np.float32, copy=False)),
+            labels=placed(self.labels),
+            norms=norms,
+            subject="",  # other data, same program
+        )
 
-    def _block_size(self, chains: int, limit: float) -> int:
-        """Return how many devices are computed at a time.
+    def _laid_out(self, chains: int, limit: float, by_example: bool) -> Self:
+        """Return the posterior with the layout and the block sizes for these shapes.
+
+        Args:
+            chains: that are run at the same time.
+            limit: bytes.
+            by_example: whether examples are clipped one by one.
+        """
+        on_cpu = jax.default_backend() == "cpu"
+        if self._short_devices:
+            short_block = self._short_device_block(chains, limit)
+            return replace(self, block=short_block, example_block=0, chains_last=not on_cpu)
+        if on_cpu:
+            return self._in_steps(chains, limit, by_example)
+        narrow = chains * self.classes <= NARROW_PRODUCT
+        block = block_size(
+            self.devices,
+            bytes_per_device=self.working_bytes(chains),
+            theta_bytes=4.0 * chains * self.dim,
+            limit=limit,
+        )
+        return replace(self, block=block, example_block=0, chains_last=not (by_example and narrow))
+
+    def _in_steps(self, chains: int, limit: float, by_example: bool) -> Self:
+        """Return the posterior with so many rows at a time that a CPU's cache holds them."""
+        rows = int(self.features.shape[1])
+        wanted = ROWS_AT_A_TIME_BY_EXAMPLE if by_example else ROWS_AT_A_TIME
+        row_bytes = 4 * max(self.classes * chains, self.features.shape[-1])
+        held_by_cache = min(limit, CPU_CACHE_BYTES) // row_bytes
+        largest = int(np.clip(held_by_cache, FEWEST_ROWS_AT_A_TIME, wanted))
+        if rows > largest:
+            return replace(self, block=1, example_block=part_size(rows, largest), chains_last=False)
+        block = block_size(
+            self.devices,
+            bytes_per_device=row_bytes * rows,
+            theta_bytes=np.inf,
+            limit=row_bytes * largest,
+        )
+        return replace(self, block=block, example_block=rows, chains_last=False)
+
+    def _short_device_block(self, chains: int, limit: float) -> int:
+        """Return how many devices of few rows are computed at a time.
 
         Args:
             chains: that are run at the same time.
             limit: bytes.
         """
-        on_cpu = jax.default_backend() == "cpu"
-        if not self._short_devices:
-            if on_cpu:
-                return 1  # matrix products in batches are slow there
-            return block_size(
-                self.devices,
-                bytes_per_device=self.working_bytes(chains),
-                theta_bytes=4.0 * chains * self.dim,
-                limit=limit,
-            )
         rows = self.features.shape[1]
         together = softmax_rows.chains_together(chains, self.dim)
         # On a CPU, as many as one matrix product may add; a few times that where its
@@ -187,7 +249,7 @@ class SoftmaxPosterior(Regression):
         held_by_cache = CPU_CACHE_BYTES // (4 * self.dim * together)
         products = int(np.clip(held_by_cache, 1, MOST_PRODUCTS_PER_BLOCK))
         largest = ROW_SUMS_PER_LATTICE * ROWS_PER_PRODUCT_ON_ACCELERATOR // rows
-        if on_cpu:
+        if jax.default_backend() == "cpu":
             largest = products * ROWS_PER_FLOAT32_SUM // rows
         several_copies = 128.0 * together * rows * self.classes
         return block_size(

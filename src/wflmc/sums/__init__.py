@@ -20,9 +20,10 @@ is about. Whatever decides how numbers are grouped is public: shapes, thresholds
 7. `devices`: `Sum`, what is sent before noise, and sums over devices (steps 5, 7).
 8. `reference`: what all of it computes, in float64 and a few lines.
 9. `blocks`, `chains`: devices block by block, all chains at once.
-10. The models: `gaussian`; `softmax`, `softmax_rows` for devices of few rows (step 6),
-    `softmax_gpu`; `custom` with `record_gradients` and `independence`, which refuses
-    models in which one record could change the gradient of another.
+10. The models: `gaussian`; `softmax_classes`, `softmax` for many chains on an
+    accelerator with `softmax_gpu`, `softmax_rows` for devices of few rows (step 6);
+    `custom` with `record_gradients` and `independence`, which refuses models in which
+    one record could change the gradient of another.
 
 Attacks on these sums are in tests/attacks (test_summation, test_worse_neighbours,
 test_extreme_clips, test_overflow); tests/sums has one test per term of e that fails

@@ -31,8 +31,16 @@ def sum_squares(
     Returns:
         The sum without that axis.
     """
-    terms = values**2
-    axis = axis % values.ndim
+    return staged_sum(values**2, axis, stage)
+
+
+def staged_sum(
+    terms: jax.Array,
+    axis: int = -1,
+    stage: int = SQUARES_PER_STAGE,
+) -> jax.Array:
+    """Return Σ x along an axis, in stages; the arguments are those of `sum_squares`."""
+    axis = axis % terms.ndim
     while terms.shape[axis] > stage:
         terms = barrier(split_axis(terms, axis, stage).sum(axis + 1))
     return terms.sum(axis)

@@ -1,11 +1,12 @@
-r"""Clipped sums of the softmax model's gradients, for all chains at once.
+r"""Clipped sums of the softmax model's gradients, for many chains on an accelerator.
 
 Parameters are held as columns θ[d, C, chain]: chains side by side make matrix products
-large. With residuals $r = p - 1[\mathrm{label}]$ the gradient of a record is
-$u\,r^\top$, of norm $\lVert u\rVert\,\lVert r\rVert$; that of a device is
-$U^\top R$ plus its share of the prior's. The float64 reference is
-`reference.softmax_record_gradients`. Devices of few rows have their own path,
-`wflmc.sums.softmax_rows`.
+large. On CPUs, and for few chains, `wflmc.sums.softmax_classes` is faster.
+
+With residuals $r = p - 1[\mathrm{label}]$ the gradient of a record is $u\,r^\top$, of
+norm $\lVert u\rVert\,\lVert r\rVert$; that of a device is $U^\top R$ plus its share of
+the prior's. The float64 reference is `reference.softmax_record_gradients`. Devices of
+few rows have their own path, `wflmc.sums.softmax_rows`.
 """
 
 import functools
