@@ -245,22 +245,23 @@ def test_softmax_blocks_depend_on_shapes_alone(devices, records, by_record):
     assert ready.features.shape == other_ready.features.shape
 
 
-@pytest.mark.parametrize("rows_per_step", [2, 4, 12])
+@pytest.mark.parametrize("rows_per_step", [30, 75, 150])
 @pytest.mark.parametrize("by_record", [False, True])
 def test_softmax_sums_do_not_depend_on_steps(rows_per_step, by_record):
-    """Every device received a θ of its own, and its 12 rows are taken in steps."""
-    case = SoftmaxCase(10, 120)
+    """Every device received a θ of its own, and its 150 rows are taken in steps."""
+    devices = 6
+    case = SoftmaxCase(devices, devices * 150)
     generator = np.random.default_rng(4)
-    theta = generator.standard_normal((10, case.posterior.dim)).astype(np.float32)
-    weight = generator.uniform(0.2, 1, 10).astype(np.float32)
-    clip = np.full(10, 4.0, np.float32)
-    example_clip = np.full(10, 0.6, np.float32) if by_record else None
+    theta = generator.standard_normal((devices, case.posterior.dim)).astype(np.float32)
+    weight = generator.uniform(0.2, 1, devices).astype(np.float32)
+    clip = np.full(devices, 40.0, np.float32)
+    example_clip = np.full(devices, 0.6, np.float32) if by_record else None
     ready = case.posterior.on_accelerator(1, 2.0**30, by_record)
-    in_steps = replace(ready, example_block=rows_per_step)
+    in_steps = replace(ready, block=3, example_block=rows_per_step)
     total, _ = jax.jit(in_steps.clipped_sum)(theta, weight, clip, None, example_clip)
     records = [case.record_gradients(place)[device] for device, place in enumerate(theta)]
     limit = 0.6 if by_record else np.inf
     gradients = [reference.clip_vectors(rows, limit).sum(0) for rows in records]
-    with_prior = np.array(gradients) + theta / 10
+    with_prior = np.array(gradients) + theta / devices
     wanted = reference.device_clipped_sum(with_prior, weight, clip)
     np.testing.assert_allclose(total, wanted, atol=TOLERANCE * float(weight @ clip))

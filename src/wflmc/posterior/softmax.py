@@ -27,6 +27,7 @@ from wflmc.sums.constants import (
     DEVICES_PER_FLOAT32_SUM,
     LONGEST_VECTOR,
     MAX_ROWS_OF_SHORT_DEVICE,
+    RECORDS_PER_FLOAT32_SUM,
     ROW_SUMS_PER_LATTICE,
     ROWS_PER_FLOAT32_SUM,
 )
@@ -46,14 +47,16 @@ ROWS_PER_PRODUCT_ON_ACCELERATOR = 32
 ROWS_AT_A_TIME = 512
 """Rows whose logits a CPU computes at a time. With 12,000 rows of 30 features in 10
 classes, and 1 to 150 chains, 400 to 1,200 were the fastest."""
-ROWS_AT_A_TIME_BY_EXAMPLE = 1280
-"""The same where examples are clipped one by one: every step then has more operations,
-and those of several devices at a time take less than one after the other."""
 FEWEST_ROWS_AT_A_TIME = 128
 """However many chains share them."""
-NARROW_PRODUCT = 64
-"""Chains times classes up to which an accelerator takes all rows of clipped examples in
-one product: cut into parts by slices, it would copy them in every round."""
+FEWEST_ROWS_ALONE = 128
+"""Rows from which on the products of a device are computed by themselves: XLA's products
+of several devices at a time are slower."""
+ROWS_TOGETHER = 1024
+"""Rows of devices with fewer rows that are computed at a time."""
+COPIES_OF_GRADIENTS = 16
+"""Bytes of a parameter while the gradients of a block of devices are clipped: four
+float32 numbers."""
 MANY, LANCZOS = 2**26, 1e-3
 """Numbers of features from which on their largest curvature is found by Lanczos' method, and its relative error."""
 
@@ -113,20 +116,46 @@ class SoftmaxPosterior(Regression):
         norms = None
         if by_rows or example_clip is not None:
             norms = row_norms(jnp.asarray(self.features)) if self.norms is None else self.norms
+        if not by_rows and not self.chains_last:
+            return self._sum_by_class(theta, weight, clip, norms, example_clip)
         records = sums.LabelledRows(
             features=split_blocks(self.features, self.block),
             labels=split_blocks(self.labels, self.block),
             norms=None if norms is None else split_blocks(norms, self.block),
         )
-        if not by_rows and not self.chains_last:
-            rows = self.example_block or self.features.shape[1]
-            if example_clip is None:
-                return softmax_classes.device_clipped_sum(rows)(records, self._share, theta, weight, clip)
-            return softmax_classes.record_clipped_sum(rows)(records, self._share, theta, weight, clip, example_clip)
         path = softmax_rows if by_rows else sums
         if example_clip is None:
             return path.device_clipped_sum(records, self._share, theta, weight, clip)
         return path.record_clipped_sum(records, self._share, theta, weight, clip, example_clip)
+
+    def _sum_by_class(
+        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, norms: Maybe, example_clip: Maybe
+    ) -> ClippedSum:
+        """Return `unrounded_sum` in the layout by class."""
+        count = int(self.features.shape[1])
+        limit = count if example_clip is None else RECORDS_PER_FLOAT32_SUM
+        rows = self.example_block or part_size(count, limit)
+        missing = -count % rows  # of a posterior that is not on the accelerator yet
+
+        def filled_up(values: ArrayLike) -> jax.Array:
+            widths = [(0, 0), (0, missing), *[(0, 0)] * (np.ndim(values) - 2)]
+            return jnp.pad(jnp.asarray(values), widths) if missing else jnp.asarray(values)
+
+        records = sums.LabelledRows(
+            features=filled_up(self.features),
+            labels=filled_up(self.labels),
+            norms=None if norms is None else filled_up(norms),
+        )
+        steps = softmax_classes.Steps(
+            block=self.block,
+            rows=rows,
+            takes_devices_together=count < FEWEST_ROWS_ALONE,
+        )
+        if example_clip is None:
+            add_devices = softmax_classes.device_clipped_sum(steps)
+            return add_devices(records, self._share, theta, weight, clip)
+        add_records = softmax_classes.record_clipped_sum(steps)
+        return add_records(records, self._share, theta, weight, clip, example_clip)
 
     @property
     def _short_devices(self) -> bool:
@@ -209,31 +238,37 @@ class SoftmaxPosterior(Regression):
             return replace(self, block=short_block, example_block=0, chains_last=not on_cpu)
         if on_cpu:
             return self._in_steps(chains, limit, by_example)
-        narrow = chains * self.classes <= NARROW_PRODUCT
         block = block_size(
             self.devices,
             bytes_per_device=self.working_bytes(chains),
             theta_bytes=4.0 * chains * self.dim,
             limit=limit,
         )
-        return replace(self, block=block, example_block=0, chains_last=not (by_example and narrow))
+        return replace(self, block=block, example_block=0, chains_last=True)
 
     def _in_steps(self, chains: int, limit: float, by_example: bool) -> Self:
         """Return the posterior with so many rows at a time that a CPU's cache holds them."""
         rows = int(self.features.shape[1])
-        wanted = ROWS_AT_A_TIME_BY_EXAMPLE if by_example else ROWS_AT_A_TIME
+        cache = min(limit, CPU_CACHE_BYTES)
+        if rows < FEWEST_ROWS_ALONE:
+            block_bytes = 4.0 * chains * self.classes * ROWS_TOGETHER
+            block = block_size(
+                self.devices,
+                bytes_per_device=4.0 * chains * self.classes * rows,
+                theta_bytes=np.inf,
+                limit=min(limit, block_bytes),
+            )
+            return replace(self, block=block, example_block=rows, chains_last=False)
         row_bytes = 4 * max(self.classes * chains, self.features.shape[-1])
-        held_by_cache = min(limit, CPU_CACHE_BYTES) // row_bytes
-        largest = int(np.clip(held_by_cache, FEWEST_ROWS_AT_A_TIME, wanted))
-        if rows > largest:
-            return replace(self, block=1, example_block=part_size(rows, largest), chains_last=False)
+        wanted = RECORDS_PER_FLOAT32_SUM if by_example else ROWS_AT_A_TIME
+        largest = int(np.clip(cache // row_bytes, FEWEST_ROWS_AT_A_TIME, wanted))
         block = block_size(
             self.devices,
-            bytes_per_device=row_bytes * rows,
+            bytes_per_device=float(COPIES_OF_GRADIENTS * chains * self.dim),
             theta_bytes=np.inf,
-            limit=row_bytes * largest,
+            limit=cache,
         )
-        return replace(self, block=block, example_block=rows, chains_last=False)
+        return replace(self, block=block, example_block=part_size(rows, largest), chains_last=False)
 
     def _short_device_block(self, chains: int, limit: float) -> int:
         """Return how many devices of few rows are computed at a time.

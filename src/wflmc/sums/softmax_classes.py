@@ -13,7 +13,7 @@ three is `reference.softmax_record_gradients`.
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,7 @@ import jax.numpy as jnp
 from wflmc.sums.blocks import DeviceInputs, scan_blocks, scan_float32_groups
 from wflmc.sums.chains import batch_chains
 from wflmc.sums.clipping import cap_prior, clip_factor, clip_pairs, signal_bound
-from wflmc.sums.constants import (
-    MAX_RECORDS_CLIPPED_IN_FLOAT32,
-    RECORDS_PER_FLOAT32_SUM,
-)
+from wflmc.sums.constants import MAX_RECORDS_CLIPPED_IN_FLOAT32
 from wflmc.sums.devices import (
     ClippedSum,
     Sum,
@@ -36,7 +33,6 @@ from wflmc.sums.devices import (
 )
 from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
-from wflmc.sums.parts import split_axis
 from wflmc.sums.softmax import Curvature, LabelledRows
 
 Total = TypeVar("Total", jax.Array, Pair)
@@ -47,39 +43,76 @@ PARAMETER_AXES = (-2, -1)
 """Axes of the parameters in [..., C, d]."""
 
 
+class Steps(NamedTuple):
+    """How devices and their rows are gone through."""
+
+    block: int
+    """Devices whose gradients are clipped and added at a time."""
+    rows: int
+    """Rows of a device that are taken at a time; divides n."""
+    takes_devices_together: bool = False
+    """Whether the rows of a block are one step, as of devices of few rows."""
+
+    def blocks(self, records: LabelledRows) -> jax.Array:
+        """Return the numbers of the devices, [blocks, block].
+
+        Loops go through these, not through the data: what a loop takes apart, XLA may
+        copy before it.
+        """
+        return jnp.arange(len(records.labels)).reshape(-1, self.block)
+
+
+class StepInputs(NamedTuple):
+    """What the devices of a step were told."""
+
+    parameters: jax.Array
+    """θ as [chain, C, d], or [devices, chain, C, d]."""
+    example_clip: jax.Array | None
+    """c[chain or 1, devices], where records are clipped."""
+
+    def of_device(self, index: jax.Array) -> "StepInputs":
+        """Return what one of the devices was told."""
+        parameters = self.parameters
+        if parameters.ndim == 4:
+            parameters = jax.lax.dynamic_slice_in_dim(parameters, index, 1)
+        example_clip = self.example_clip
+        if example_clip is not None:
+            example_clip = jax.lax.dynamic_slice_in_dim(example_clip, index, 1, axis=1)
+        return StepInputs(parameters, example_clip)
+
+
 def clip_devices(
-    blocks: LabelledRows,
+    records: LabelledRows,
     curvature: Curvature,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
     *,
-    rows_per_step: int,
+    steps: Steps,
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
 
     Args:
-        blocks: records of devices, [blocks, block, n, ...].
+        records: of devices, [K', n, ...], in whole blocks.
         curvature: a device's share of the prior's.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
-        rows_per_step: how many rows of a device are taken at a time; divides n.
+        steps: how many devices and rows are taken at a time.
 
     Returns:
         The sum [chain, m] and the norms [chain, K].
     """
-    common = None if theta.ndim == 3 else _by_class(theta, blocks)
+    common = None if theta.ndim == 3 else _by_class(theta, records)
     bound = signal_bound(weight, clip)
 
     def add(
         total: Sum,
-        block: LabelledRows,
+        devices: jax.Array,
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
-        parameters = _parameters(common, inputs, block)
-        of_step = functools.partial(_gradients_of_step, parameters)
-        likelihood = _sum_steps(of_step, block, rows_per_step)
+        parameters = _parameters(common, inputs, records)
+        likelihood = _sum_rows(_gradients_of_step, records, devices, inputs, parameters, steps)
         gradients = likelihood + prior_share(curvature, parameters)
         norms = _device_norms(gradients)
         factors = clip_factor(inputs.weight.T, inputs.clip.T, norms)
@@ -87,36 +120,36 @@ def clip_devices(
         return add_devices(total, clipped, 0, bound), norms.T
 
     inputs = DeviceInputs(weight, clip, theta=theta if theta.ndim == 3 else None)
-    start = zero_sum(_zero_parameters(theta, blocks), weight.shape[1])
-    total, norms = scan_float32_groups(add, blocks, start, inputs)
+    start = zero_sum(_zero_parameters(theta, records), weight.shape[1])
+    total, norms = scan_float32_groups(add, steps.blocks(records), start, inputs)
     return ClippedSum(jax.tree.map(_vectors, total), norms)
 
 
 def clip_records(
-    blocks: LabelledRows,
+    records: LabelledRows,
     curvature: Curvature,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
     example_clip: jax.Array,
     *,
-    rows_per_step: int,
+    steps: Steps,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
 
     Args:
-        blocks: records of devices, with the norms of their features.
+        records: of devices, [K', n, ...], with the norms of their features.
         curvature: a device's share of the prior's.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
         example_clip: c, as `weight`.
-        rows_per_step: how many rows of a device are taken at a time; divides n.
+        steps: how many devices and rows are taken at a time.
 
     Returns:
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
-    common = None if theta.ndim == 3 else _by_class(theta, blocks)
+    common = None if theta.ndim == 3 else _by_class(theta, records)
     common_prior = None
     if common is not None:
         common_prior = _capped_prior(curvature, common)
@@ -124,24 +157,23 @@ def clip_records(
 
     def add(
         total: Sum,
-        block: LabelledRows,
+        devices: jax.Array,
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
-        parameters = _parameters(common, inputs, block)
+        parameters = _parameters(common, inputs, records)
         prior = common_prior
         if prior is None:
             prior = _capped_prior(curvature, parameters)
-        assert inputs.example_clip is not None
-        of_step = functools.partial(_records_of_step, parameters, inputs.example_clip)
-        records = _sum_steps(of_step, block, rows_per_step)
-        shares = jnp.broadcast_to(prior, records.high.shape)
-        gradients = plus(records, as_pair(shares))
-        return _add_clipped(total, gradients, inputs, block, bound)
+        of_records = _sum_rows(_records_of_step, records, devices, inputs, parameters, steps)
+        shares = jnp.broadcast_to(prior, of_records.high.shape)
+        gradients = plus(of_records, as_pair(shares))
+        in_pairs = records.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32
+        return _add_clipped(total, gradients, inputs, bound, in_pairs)
 
     received = theta if theta.ndim == 3 else None
     inputs = DeviceInputs(weight, clip, example_clip, received)
-    start = zero_pair_sum(_zero_parameters(theta, blocks))
-    total, norms = scan_blocks(add, blocks, start, inputs)
+    start = zero_pair_sum(_zero_parameters(theta, records))
+    total, norms = scan_blocks(add, steps.blocks(records), start, inputs)
     return ClippedSum(jax.tree.map(_vectors, total), norms)
 
 
@@ -149,13 +181,13 @@ def _add_clipped(
     total: Sum,
     gradients: Pair,
     inputs: DeviceInputs,
-    block: LabelledRows,
     bound: jax.Array,
+    in_pairs: bool,
 ) -> tuple[Sum, jax.Array]:
     """Clip devices' gradients and add them; those of many records in pairs."""
     weight = inputs.weight.T
     clip = inputs.clip.T
-    if block.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32:
+    if in_pairs:
         block_and_chain = gradients.high.shape[:2]
         flat = Pair(*(_flat_parameters(part) for part in gradients))
         weights = jnp.broadcast_to(weight, block_and_chain)
@@ -169,102 +201,122 @@ def _add_clipped(
     return add_on_lattice(total, sent_rounded, 0, bound), norms.T
 
 
-def _gradients_of_step(parameters: jax.Array, step: LabelledRows) -> jax.Array:
+def _gradients_of_step(step: LabelledRows, inputs: StepInputs) -> jax.Array:
     """Return Σ_n r_n u_nᵀ over the rows of a step, unclipped.
 
     Args:
-        parameters: θ as [chain, C, d], or [block, chain, C, d].
-        step: records [block, rows, ...].
+        step: records [devices, rows, ...].
+        inputs: of these devices.
 
     Returns:
-        [block, chain, C, d].
+        [devices, chain, C, d].
     """
-    logits = _logits(step.features, parameters)
+    logits = _logits(step.features, inputs.parameters)
     residuals = softmax_residuals(logits, step.labels.ravel())
     return _weighted_rows(residuals, step.features)
 
 
-def _records_of_step(
-    parameters: jax.Array,
-    example_clip: jax.Array,
-    step: LabelledRows,
-) -> Pair:
+def _records_of_step(step: LabelledRows, inputs: StepInputs) -> Pair:
     """Return Σ_n r_n u_nᵀ over the rows of a step, each clipped (Sums, steps 1 to 3).
 
     Args:
+        step: records [devices, rows, ...].
+        inputs: of these devices.
+
+    Returns:
+        [devices, chain, C, d].
+    """
+    assert step.norms is not None
+    assert inputs.example_clip is not None
+    logits = _logits(step.features, inputs.parameters)
+    residuals = softmax_residuals(logits, step.labels.ravel())
+    limits = jnp.repeat(inputs.example_clip, step.norms.shape[1], axis=1)
+    clipped = clip_residuals(residuals, step.norms.ravel(), limits)
+    return as_pair(_weighted_rows(clipped, step.features))
+
+
+def _sum_rows(
+    of_step: Callable[[LabelledRows, StepInputs], Total],
+    records: LabelledRows,
+    devices: jax.Array,
+    inputs: DeviceInputs,
+    parameters: jax.Array,
+    steps: Steps,
+) -> Total:
+    """Return what the rows of every device of a block add up to.
+
+    Devices of few rows are computed together, others one after the other, in steps.
+
+    Args:
+        of_step: from the records of a step to an array, which float32 adds to those of
+            other steps, or to a pair.
+        records: of all devices, [K', n, ...].
+        devices: which of them are the block, successive numbers [block].
+        inputs: of the block.
         parameters: θ as [chain, C, d], or [block, chain, C, d].
-        example_clip: c[chain or 1, block].
-        step: records [block, rows, ...].
+        steps: how many rows are taken at a time.
 
     Returns:
         [block, chain, C, d].
     """
-    assert step.norms is not None
-    logits = _logits(step.features, parameters)
-    residuals = softmax_residuals(logits, step.labels.ravel())
-    limits = jnp.repeat(example_clip, step.norms.shape[1], axis=1)
-    clipped = clip_residuals(residuals, step.norms.ravel(), limits)
-    return _sum_rows_in_pairs(clipped, step.features)
+    block = len(devices)
+    of_block = StepInputs(parameters, inputs.example_clip)
+    if steps.takes_devices_together:
+        return of_step(_slice_rows(records, devices[0], block), of_block)
+    if block == 1:
+        return _sum_steps(of_step, records, devices[0], of_block, steps.rows)
+
+    def of_device(index: jax.Array) -> Total:
+        device_inputs = of_block.of_device(index)
+        device = devices[0] + index
+        total = _sum_steps(of_step, records, device, device_inputs, steps.rows)
+        alone: Total = jax.tree.map(lambda values: values[0], total)
+        return alone
+
+    return jax.lax.map(of_device, jnp.arange(block))
 
 
 def _sum_steps(
-    of_step: Callable[[LabelledRows], Total],
-    block: LabelledRows,
+    of_step: Callable[[LabelledRows, StepInputs], Total],
+    records: LabelledRows,
+    device: jax.Array,
+    inputs: StepInputs,
     rows_per_step: int,
 ) -> Total:
-    """Return the sum of a function over the steps in which rows are taken.
+    """Return what the rows of one device add up to, [1, chain, C, d].
 
     Args:
-        of_step: from the records of a step [block, rows, ...] to an array, which
-            float32 adds, or to a pair.
-        block: records [block, n, ...].
+        of_step: as of `_sum_rows`.
+        records: of all devices, [K', n, ...].
+        device: its number.
+        inputs: of the device.
         rows_per_step: divides n.
     """
-    if rows_per_step == block.labels.shape[1]:
-        return of_step(block)
+    step_count = records.labels.shape[1] // rows_per_step
+    if step_count == 1:
+        return of_step(_slice_rows(records, device, 1), inputs)
+    by_step: LabelledRows = jax.tree.map(
+        lambda values: values.reshape(-1, rows_per_step, *values.shape[2:]),
+        records,
+    )
+    first_step = device * step_count
 
-    def steps_first(values: jax.Array) -> jax.Array:
-        devices, _, *rest = values.shape
-        split = values.reshape(devices, -1, rows_per_step, *rest)
-        return jnp.moveaxis(split, 1, 0)
-
-    steps: LabelledRows = jax.tree.map(steps_first, block)
-
-    def add(total: Total, step: LabelledRows) -> tuple[Total, None]:
-        term = of_step(step)
+    def add(total: Total, index: jax.Array) -> tuple[Total, None]:
+        term = of_step(_slice_rows(by_step, first_step + index, 1), inputs)
         return plus(total, term) if isinstance(total, Pair) else total + term, None
 
-    first = jax.tree.map(lambda values: values[0], steps)
-    shape = jax.eval_shape(of_step, first)
-    zero = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shape)
-    total, _ = jax.lax.scan(add, zero, steps)
+    first = of_step(_slice_rows(by_step, first_step, 1), inputs)
+    total, _ = jax.lax.scan(add, first, jnp.arange(1, step_count))
     return total
 
 
-def _sum_rows_in_pairs(residuals: jax.Array, features: jax.Array) -> Pair:
-    """Return Σ_n r_n u_nᵀ: float32 adds 256 rows, pairs these sums (steps 1 and 2).
-
-    Args:
-        residuals: clipped, r[chain, C, block · rows].
-        features: u[block, rows, d].
-
-    Returns:
-        [block, chain, C, d].
-    """
-    block, rows, dim = features.shape
-    if rows <= RECORDS_PER_FLOAT32_SUM:
-        return as_pair(_weighted_rows(residuals, features))
-    by_device = residuals.reshape(*residuals.shape[:2], block, rows)
-    parts = split_axis(by_device, 3, RECORDS_PER_FLOAT32_SUM)
-    count, size = parts.shape[3:]
-    split_features = split_axis(features, 1, RECORDS_PER_FLOAT32_SUM)
-    sums = _weighted_rows(
-        parts.reshape(*residuals.shape[:2], -1),
-        split_features.reshape(block * count, size, dim),
+def _slice_rows(records: LabelledRows, first: jax.Array, count: int) -> LabelledRows:
+    """Return some entries along the first axis of all arrays."""
+    chosen: LabelledRows = jax.tree.map(
+        lambda values: jax.lax.dynamic_slice_in_dim(values, first, count),
+        records,
     )
-    by_part = sums.reshape(block, count, *sums.shape[1:])
-    terms = [as_pair(by_part[:, index]) for index in range(count)]
-    return functools.reduce(plus, terms)
+    return chosen
 
 
 def clip_residuals(
@@ -382,18 +434,18 @@ def _zero_parameters(theta: jax.Array, blocks: LabelledRows) -> jax.Array:
 
 
 @functools.cache
-def device_clipped_sum(rows_per_step: int) -> Callable[..., ClippedSum]:
-    """Return `clip_devices` of one chain, of (blocks, curvature, theta, weight, clip)."""
+def device_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
+    """Return `clip_devices` of one chain, of (records, curvature, theta, weight, clip)."""
     return batch_chains(
-        functools.partial(clip_devices, rows_per_step=rows_per_step),
+        functools.partial(clip_devices, steps=steps),
         chain_arguments=3,
     )
 
 
 @functools.cache
-def record_clipped_sum(rows_per_step: int) -> Callable[..., ClippedSum]:
+def record_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
     """Return `clip_records` of one chain, as `device_clipped_sum` with example_clip."""
     return batch_chains(
-        functools.partial(clip_records, rows_per_step=rows_per_step),
+        functools.partial(clip_records, steps=steps),
         chain_arguments=4,
     )
