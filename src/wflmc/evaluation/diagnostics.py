@@ -18,6 +18,8 @@ from wflmc.posterior.custom.model import shape_of
 from wflmc.support.trees import ArrayTree, DrawFunction
 
 CHUNK_BYTES = 2**27
+FEWEST_DRAWS = 4
+"""Draws of a chain below which ArviZ has no diagnostics."""
 _IMPORTING = threading.Lock()
 
 
@@ -46,9 +48,16 @@ def _arviz() -> ModuleType | None:
     return arviz
 
 
-def preload() -> None:
-    """Import ArviZ in the background: it takes as long as compiling the sampler, and both can go on at once."""
-    threading.Thread(target=_arviz, daemon=True).start()
+def preload(draws: int) -> None:
+    """Import ArviZ in the background, if there will be draws to diagnose.
+
+    It takes as long as compiling the sampler, and both can go on at once.
+
+    Args:
+        draws: of every chain.
+    """
+    if draws >= FEWEST_DRAWS:
+        threading.Thread(target=_arviz, daemon=True).start()
 
 
 def diagnose_functions(
@@ -74,7 +83,7 @@ def diagnose_functions(
 def diagnose(theta: NDArray[np.floating]) -> Diagnostics:
     """Return diagnostics of theta[chain, draw, m]; None where ArviZ is missing or draws (R-hat: chains) are too few."""
     chains, draws, dim = theta.shape
-    if draws < 4:
+    if draws < FEWEST_DRAWS:
         return Diagnostics(None, None, None)
     frozen = np.flatnonzero((theta == theta[:, :1]).all(1).any(0))
     arviz = _arviz()

@@ -137,7 +137,7 @@ def _run(task: RunTask, bar: ProgressBar, say: Say, began: float) -> Result:
     else:
         document = documents.plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
     before = _stored_trace(task) if task.settings.start else None
-    preload()
+    preload(draws=len(task.plan.rounds) - task.plan.burn_in)
     ledger, release = _open_ledger(task), task.inputs.release
     if task.checkpoint is not None:
         if not task.resumed and (task.checkpoint / SETTINGS).exists():

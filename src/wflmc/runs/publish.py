@@ -17,7 +17,7 @@ from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
 from wflmc.runs.planning import load_plan
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import LIBRARY, write_groups
+from wflmc.sampling.trace import LIBRARY, Group, write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, validate
 from wflmc.support.errors import InputError, refuse
 from wflmc.support.storage import read_array, read_arrays
@@ -48,8 +48,6 @@ def publish_run(
     Raises:
         InputError: there is no promise that the file would keep, or no such file can be written.
     """
-    import xarray as xr
-
     _check_arguments(what, features, out)
     plan, scenario, uncovered = _finished(run)
     _check_promise(run, plan, scenario, chains)
@@ -69,7 +67,7 @@ def publish_run(
     about |= LIBRARY
     if plan.classes is not None:
         about |= {"classes": json.dumps(plan.classes), "theta": "class after class, the intercept, if any, last"}
-    write_groups(out, {name: xr.Dataset(variables, coords, about)})
+    write_groups(out, {name: Group(variables, coords, about)})
     return statement
 
 

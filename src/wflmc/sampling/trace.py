@@ -73,8 +73,55 @@ Coords: TypeAlias = Mapping[str, Labels]
 """Labels along axes by the axis's name; those of another name come with their axis."""
 Attributes: TypeAlias = Mapping[str, JsonValue]
 """Of a group, by name."""
-Groups: TypeAlias = "dict[str, xr.Dataset]"
-"""Data sets by the names of their groups in ArviZ's schema."""
+
+
+class Group(NamedTuple):
+    """A group of ArviZ's schema: what a data set of xarray has, without xarray.
+
+    Importing xarray takes longer than most runs, and a file is written without it.
+    """
+
+    variables: Mapping[str, Variable]
+    """Arrays by name."""
+    coords: Coords
+    """Labels along axes."""
+    attributes: Attributes
+
+    def with_attributes(self, attributes: Attributes) -> "Group":
+        """Return the group with more attributes."""
+        return self._replace(attributes={**self.attributes, **attributes})
+
+    @property
+    def data_set(self) -> "xr.Dataset":
+        """The group as xarray has it."""
+        import xarray as xr
+
+        return xr.Dataset(self.variables, self.coords, self.attributes)
+
+    @property
+    def arrays(self) -> dict[str, Variable]:
+        """All arrays by name, labels included, with the names of their axes."""
+        labels: dict[str, Variable] = {}
+        for name, values in self.coords.items():
+            if isinstance(values, tuple):
+                axis, along_axis = values
+                labels[name] = ((axis,), np.asarray(along_axis))
+            else:
+                labels[name] = ((name,), np.asarray(values))
+        arrays = {name: (axes, np.asarray(array)) for name, (axes, array) in self.variables.items()}
+        return {**arrays, **labels}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Lengths of all axes, by name."""
+        sizes: dict[str, int] = {}
+        for axes, array in self.arrays.values():
+            sizes.update(zip(axes, array.shape, strict=True))
+        return sizes
+
+
+Groups: TypeAlias = dict[str, Group]
+"""Groups by their names in ArviZ's schema."""
 ArvizData: TypeAlias = "arviz.InferenceData | xr.DataTree"
 """What ArviZ takes: InferenceData before ArviZ 1, a DataTree from then on."""
 
@@ -175,13 +222,14 @@ class Trace(Shown):
 
 
 def _for_arviz(made: Groups) -> ArvizData:
-    """Return data sets by group as ArviZ takes them."""
+    """Return groups as ArviZ takes them."""
     import arviz
     import xarray as xr
 
+    data_sets = {name: group.data_set for name, group in made.items()}
     if int(arviz.__version__.split(".")[0]) >= 1:
-        return xr.DataTree.from_dict(made)
-    keywords: dict[str, Any] = {**made}  # it has keywords of other types as well
+        return xr.DataTree.from_dict(data_sets)
+    keywords: dict[str, Any] = {**data_sets}  # it has keywords of other types as well
     return arviz.InferenceData(**keywords)
 
 
@@ -212,28 +260,33 @@ def name_draws(theta: np.ndarray, posterior: object = None) -> NamedDraws:
 
 def in_arviz(draws: NamedDraws, attributes: Attributes) -> ArvizData:
     """Return draws that are not a trace's for ArviZ."""
-    return _for_arviz({"posterior": _variables(draws).assign_attrs({**LIBRARY, **attributes})})
+    return _for_arviz({"posterior": _variables(draws).with_attributes({**LIBRARY, **attributes})})
 
 
-def _data_set(
-    values: Mapping[str, Variable],
+def _group(
+    variables: Mapping[str, Variable],
     coords: Coords | None = None,
     attributes: Attributes | None = None,
     numbered: Sequence[str] = NUMBERED,
-) -> "xr.Dataset":
-    """Return arrays with the names of their axes as a data set."""
-    import xarray as xr
+) -> Group:
+    """Return arrays with the names of their axes as a group.
 
-    sizes = {axis: n for axes, array in values.values() for axis, n in zip(axes, np.shape(array), strict=True)}
-    numbers = {axis: np.arange(n) for axis, n in sizes.items() if axis in numbered}
-    return xr.Dataset(values, {**numbers, **(coords or {})}, attributes)
+    Args:
+        variables: arrays by name.
+        coords: labels along axes.
+        attributes: of the group.
+        numbered: axes that count from 0 unless `coords` has labels for them.
+    """
+    sizes = Group(variables, {}, {}).sizes
+    numbers = {axis: np.arange(size) for axis, size in sizes.items() if axis in numbered}
+    return Group(variables, {**numbers, **(coords or {})}, attributes or {})
 
 
-def _transcript(told: Transcript) -> "xr.Dataset":
+def _transcript(told: Transcript) -> Group:
     """The group of a transcript."""
     axes = ("round", "chain", "parameter")
     values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
-    return _data_set(values, {"round": told.start}, {"rounds": told.rounds})
+    return _group(values, {"round": told.start}, {"rounds": told.rounds})
 
 
 def _groups(
@@ -241,7 +294,7 @@ def _groups(
     attributes: Attributes | None,
     request: ArvizOptions,
 ) -> Groups:
-    """The data sets by the names of their groups."""
+    """The groups by name."""
     plan, burn_in, posterior = trace.plan, trace.plan.burn_in, request.posterior
     made = {
         "posterior": _variables(name_draws(trace.theta, posterior)),
@@ -250,8 +303,9 @@ def _groups(
     if trace.predictions is not None:
         made |= _averages(trace.predictions)
     if trace.velocity is not None:
-        last = {"last_velocity": (("chain", "parameter"), trace.velocity)}
-        made["sample_stats"] = made["sample_stats"].merge(_data_set(last))
+        statistics = made["sample_stats"].variables
+        last_velocity = (("chain", "parameter"), trace.velocity)
+        made["sample_stats"] = _group({**statistics, "last_velocity": last_velocity})
     if trace.warmup is not None:
         made["warmup_posterior"] = _variables(name_draws(trace.warmup, posterior))
     if trace.warmup_clip_rate is not None:
@@ -264,7 +318,7 @@ def _groups(
         raise InputError("posterior", None, "given, for what it predicts")
     about: dict[str, JsonValue] = {**LIBRARY, "plan": _in_short(plan)}
     about |= {} if trace.key is None else {"key": list(trace.key)}
-    return {name: group.assign_attrs({**about, **(attributes or {})}) for name, group in made.items()}
+    return {name: group.with_attributes({**about, **(attributes or {})}) for name, group in made.items()}
 
 
 def _averages(kept: Predictions) -> Groups:
@@ -272,7 +326,7 @@ def _averages(kept: Predictions) -> Groups:
     moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
     about = {"about": "averages over the kept draws, which were not kept themselves"}
     predicted = {"probability": (("chain", "observation", "class"), kept.probability)}
-    return {"posterior": _data_set(moments, attributes=about), "predictions": _data_set(predicted)}
+    return {"posterior": _group(moments, attributes=about), "predictions": _group(predicted)}
 
 
 def _in_short(plan: Plan) -> str:
@@ -285,9 +339,9 @@ def _in_short(plan: Plan) -> str:
     return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
 
 
-def _variables(draws: NamedDraws) -> "xr.Dataset":
-    """Return the data set of draws by name."""
-    return _data_set(dict(draws.variables), draws.coords, numbered=draws.numbered)
+def _variables(draws: NamedDraws) -> Group:
+    """Return the group of draws by name."""
+    return _group(dict(draws.variables), draws.coords, numbered=draws.numbered)
 
 
 def _named(
@@ -316,7 +370,7 @@ def _named(
     return made
 
 
-def _statistics(trace: Trace, clip_rate: np.ndarray, rounds: slice) -> "xr.Dataset":
+def _statistics(trace: Trace, clip_rate: np.ndarray, rounds: slice) -> Group:
     """What is known of rounds, the same for all chains where they share a plan."""
     plans, shape = trace.plans, clip_rate.shape
     names = ("gain", "active_devices", "excess_noise")
@@ -324,7 +378,7 @@ def _statistics(trace: Trace, clip_rate: np.ndarray, rounds: slice) -> "xr.Datas
     if all(p.clips for p in plans):
         per_round["loss"] = [p.loss.max(-1)[rounds] for p in plans]
     stats = {name: (DRAWN, np.broadcast_to(np.stack(rows), shape)) for name, rows in per_round.items()}
-    return _data_set({"clip_rate": (DRAWN, clip_rate), **stats})
+    return _group({"clip_rate": (DRAWN, clip_rate), **stats})
 
 
 def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
@@ -350,7 +404,7 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     private: Attributes = {"privacy": PRIVATE}
     constant = [name for name in data if name not in names]
     made = {
-        group: _data_set({name: data[name] for name in some}, held, private)
+        group: _group({name: data[name] for name in some}, held, private)
         for group, some in (("observed_data", names), ("constant_data", constant))
         if some
     }
@@ -361,10 +415,10 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
         numbers = dict(zip(DRAWN, kept, strict=True))
         coords: Coords = numbers if group == "predictions" else {**numbers, **held}
         attributes: Attributes = {} if group == "predictions" else private
-        made[group] = _data_set(variables, coords, {"thinning": thinning, **attributes})
+        made[group] = _group(variables, coords, {"thinning": thinning, **attributes})
     if features is not None:
         given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
-        made["predictions_constant_data"] = _data_set(_named(given, ("observation",), "X"))
+        made["predictions_constant_data"] = _group(_named(given, ("observation",), "X"))
     return made
 
 
@@ -486,8 +540,8 @@ def _drawn(
     return (lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
 
 
-def write_groups(path: str | Path, made: Groups) -> None:
-    """Write data sets by group as NetCDF, whole or not at all, with one chain at a time in memory.
+def write_groups(path: str | Path, groups: Groups) -> None:
+    """Write groups as NetCDF, whole or not at all, with one chain at a time in memory.
 
     HDF5 crashes when the disk is full. So the file without its numbers is made in memory, and the room for all of them
     is reserved before HDF5 writes the first.
@@ -495,22 +549,25 @@ def write_groups(path: str | Path, made: Groups) -> None:
     import h5netcdf
     import h5py  # type: ignore[import-untyped]
 
+    arrays = {name: group.arrays for name, group in groups.items()}
     empty = io.BytesIO()
     with h5netcdf.File(empty, "w") as file:
-        for name, group in made.items():
+        for name, group in groups.items():
             place = file.create_group(name)
-            place.attrs.update(group.attrs)
-            place.dimensions = dict(group.sizes)
-            for variable, content in group.variables.items():
-                place.create_variable(variable, content.dims, content.dtype)
-    variables = [(f"{name}/{v}", content) for name, group in made.items() for v, content in group.variables.items()]
-    room = sum(content.nbytes + 2048 for _, content in variables)  # and where HDF5 leaves gaps
+            place.attrs.update(group.attributes)
+            place.dimensions = group.sizes
+            for variable, (axes, values) in arrays[name].items():
+                place.create_variable(variable, axes, values.dtype)
+    contents = {
+        f"{name}/{variable}": values for name, of_group in arrays.items() for variable, (_, values) in of_group.items()
+    }
+    room = sum(values.nbytes + 2048 for values in contents.values())  # and where HDF5 leaves gaps
     with replacing(path) as target:
         target.write(empty.getbuffer())
         target.flush()
         reserve(target, target.tell() + room)
         with h5py.File(target.name, "r+") as file:
-            for name, content in variables:
-                place, values = file[name], content.values
+            for name, values in contents.items():
+                place = file[name]
                 for rows in range(len(values)) if values.ndim > 1 else [...]:
                     place[rows] = values[rows]

@@ -346,8 +346,8 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     stand-in: samples are not compared with it. The seconds are those of all rounds,
     whichever command or process has run them.
     """
-    preload()
     job, ledger = server.job, server.ledger
+    preload(draws=len(job.plan.rounds) - job.plan.burn_in)
     document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
     plan, known = received_plan(job), not options.own_data
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
