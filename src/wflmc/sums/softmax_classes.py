@@ -336,7 +336,9 @@ def clip_residuals(
     """
     squares = jnp.sum(residuals**2, axis=CLASS_AXIS)
     lengths = root_of_squares(squares, residuals.shape[CLASS_AXIS]) * norms
-    return residuals * clip_factor(jnp.ones(()), limits, lengths)[:, None]
+    # Behind a barrier a row's factor is computed once, not for every class.
+    factors = barrier(clip_factor(jnp.ones(()), limits, lengths))
+    return residuals * factors[:, None]
 
 
 def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
