@@ -31,7 +31,7 @@ CHAINS = (1, 4, 26, 150)
 BLOCKS_OF_ROWS = (400, 1200, 6000, 12_000)
 MICROBATCHES = (50, 200, 1000)
 EXAMPLE_CLIP = 3.0
-SECONDS_IN_TURNS = 8.0
+SECONDS_IN_TURNS = 12.0
 """How long all calls for one number of chains are repeated."""
 
 Call = Callable[[], object]
