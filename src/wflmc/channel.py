@@ -9,7 +9,7 @@ the mean E|h|², whatever the correlation over rounds.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import jax
@@ -20,7 +20,7 @@ from scipy.special import chndtr, ndtr
 
 from wflmc.support.declarations import Interval, NotInFiles, check_fields, documented
 from wflmc.support.errors import Found, InputError, Shown, wrong_length
-from wflmc.support.keys import host_generator, seeded
+from wflmc.support.keys import seeded_generator
 from wflmc.support.notices import Notice, NoticeCode
 from wflmc.support.recursion import first_order
 
@@ -230,6 +230,27 @@ def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64
     return available / received
 
 
+def drawn_once(fading: Fading) -> Fading:
+    """Return the same fading, for many plans of one link: it keeps the gains it has drawn.
+
+    A shorter run has the first rounds of a longer one, as those of a `Link` always are.
+
+    Args:
+        fading: whose gains are kept.
+    """
+    tables: dict[str, Gains] = {}
+
+    def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
+        name = f"{generator.bit_generator.state} {devices}"
+        table = tables.get(name)
+        if table is None or len(table) < rounds:
+            table = fading.draw(generator, rounds, devices)
+            tables[name] = table
+        return table[:rounds]
+
+    return replace(fading, draw=draw)
+
+
 LARGE = 10.0
 """|h| that no amplitude has: a hundred times the power that was sent, where fading peaks at some three times √E|h|²."""
 
@@ -326,12 +347,12 @@ class Link(Shown):
         """Return |h/ĥ|[round, device] of this link's seed, ĥ/h uniform between 1 − e and 1 + e; None where e = 0."""
         if self.csi_error == 0:
             return None
-        generator = host_generator(seeded(self.seed), "csi")
+        generator = seeded_generator(self.seed, "csi")
         return 1 / (1 + self.csi_error * generator.uniform(-1, 1, (rounds, devices)))
 
     def gains(self, rounds: int, devices: int) -> Gains:
         """Return h[round, device] of this link's seed."""
-        return self.fading.draw(host_generator(seeded(self.seed), "channel"), rounds, devices)
+        return self.fading.draw(seeded_generator(self.seed, "channel"), rounds, devices)
 
     def quality(self, known: Gains) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how good every channel is for its own device, [round, device], and lots to decide between equals.
@@ -340,7 +361,7 @@ class Link(Shown):
             known: the gains as devices know them, from the first round on.
         """
         law = self.fading.law
-        lots = host_generator(seeded(self.seed), "schedule").random(known.shape)
+        lots = seeded_generator(self.seed, "schedule").random(known.shape)
         return past_ranks(known) if law is None else law.quality(known), lots
 
 

@@ -10,17 +10,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 from wflmc.dynamics import Array, Quadratic
+from wflmc.evaluation.clipped_examples import ExampleClipping
+from wflmc.evaluation.clipped_rounds import ClippedRounds, DirectionGroups, Law, Window
 from wflmc.planning import Plan
 from wflmc.posterior.base import Posterior
 from wflmc.support.errors import InputError, without_data
+from wflmc.support.recursion import block_recursion
 
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
-QUANTILES = (np.arange(64) + 0.5) / 64
-"""Of the norms of examples that are all clipped alike: enough of them for a forecast, and sooner done than all."""
 
 
 class ChainForecast(NamedTuple):
@@ -77,63 +77,120 @@ def forecast(
         clipping, excess, start: whether gradients are clipped, noise is above what Langevin sampling needs, and chains
             start where they do (else at the posterior): without one of them, the difference is what it costs.
     """
-    cost, precision, share = model.cost, model.cost.precision, model.share
-    noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
-    clip = plan.clip if clipping else np.full(plan.devices, np.inf)
-    examples, limits = np.zeros(1), np.full(1, np.inf)
-    if clipping and model.examples is not None and np.isfinite(plan.example_clip).any():
-        examples = model.examples
-        limits = np.repeat(plan.example_clip, np.rint(share * examples.size).astype(int))
-    parts, size = 1 + plan.dynamics.has_velocity, precision.size
-    mean, lagged, total = np.zeros((parts, size)), np.zeros((parts, size)), np.zeros(size)
-    covariance = np.zeros((parts, parts, size))
-    covariance[-1, -1] = 1.0  # of the velocity, where there is one
-    mean[0], covariance[0, 0] = (cost.away, cost.start) if start else (0.0, 1 / precision)
-    kept, least, by_example = [], 1.0, np.isfinite(limits).any()
-    norms_sq, weights, kick, std = (cost.pull**2).sum(-1), plan.weight_received, plan.kick, precision**-0.5
-    # What clipping takes from examples at the mode no longer adds up to zero; it points anywhere.
-    lost = np.sqrt((np.maximum(examples - limits, 0.0) ** 2).sum() * precision / precision.sum())
-    number = limits.size
-    if number > QUANTILES.size and np.all(limits == limits[0]):
-        examples, limits = np.quantile(examples, QUANTILES), limits[: QUANTILES.size]
+    rounds = _rounds(plan, model, clipping=clipping, excess=excess, start=start)
+    summary = _Summary(rounds, plan.burn_in)
     with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
-        for s in range(len(plan.rounds)):
-            reach = precision * mean[0]
-            factor = slope = 1.0
-            if by_example:  # one example adds (u·d) u to its gradient at a distance d
-                moved = precision.sum() * float(reach @ mean[0] + precision @ covariance[0, 0]) / number**2
-                factor = float(np.minimum(1.0, limits / np.sqrt(examples**2 + moved)).mean())
-                slope = _slope(examples, limits, moved)
-            far_sq = share**2 * (reach @ reach + precision**2 @ covariance[0, 0]) + 2 * share * (cost.pull @ reach)
-            norm = factor * np.sqrt(np.maximum(norms_sq + far_sq, 1e-300))
-            left = np.minimum(1.0, clip / norm)
-            least = min(least, float(left.min()) * factor)
-            weight = weights[s] * left * slope
-            steps, curvature = plan.step_size[s : s + 1], (precision * (weight @ share))[:, None, None]
-            by_direction, _, enters = plan.dynamics.linear_round(steps, curvature, mean[:1].T)
-            matrix, enters = by_direction.transpose(1, 2, 0), enters.reshape(-1, parts)[0]
-            push = kick[s] * (factor * (weights[s] * left) @ cost.pull + (weights[s] @ left) / left.size * lost)
-            fresh = noise[s] + plan.downlink_noise * (kick[s] * precision) ** 2 * ((weight * share) ** 2).sum()
-            mean = (matrix * mean).sum(1) - enters[:, None] * push
-            covariance = np.einsum("ikd,kjd->ijd", matrix, np.einsum("ikd,jkd->ijd", covariance, matrix))
-            covariance += np.multiply.outer(np.outer(enters, enters), fresh)
-            if s >= plan.burn_in:
-                lagged = (matrix * lagged).sum(1) + covariance[0]  # Σ over the kept rounds before of the covariance
-                total += 2 * lagged[0] - covariance[0, 0]
-                off = mean[0] ** 2 + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - std) ** 2
-                kept.append((off.sum(), precision @ off, (norm > clip).mean(), factor * left.mean()))
-    far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
-    variance, draws = float((1 / precision).sum()), len(plan.rounds) - plan.burn_in
-    summary = np.mean if plan.certificate.objective_name == "average" else np.max
-    error = float(np.nan_to_num(total.sum(), nan=np.inf)) / draws**2 / variance
-    means = float(clipped.mean()), float(shortened.mean())
-    return ChainForecast(float(summary(far)) / variance, float(summary(alike)) / size, error, *means, least > 0.99)
+        for window in rounds.windows():
+            summary.add(window)
+    return summary.forecast(average=plan.certificate.objective_name == "average")
 
 
-def _slope(examples: Array, limits: Array, moved: float) -> float:
-    """Return the share of a change of its gradient that an example still transmits, on average.
+def _rounds(plan: Plan, model: ForecastModel, *, clipping: bool, excess: bool, start: bool) -> ClippedRounds:
+    """Return the rounds of a plan; arguments as of `forecast`."""
+    cost = model.cost
+    groups = DirectionGroups.of(cost.precision, cost.start if start else 1 / cost.precision)
+    has_velocity = plan.dynamics.has_velocity
+    mean = np.zeros((cost.precision.size, 1 + has_velocity))
+    if start:
+        mean[:, 0] = cost.away[groups.order]
+    covariance = np.zeros((groups.start.size, 3 if has_velocity else 1))
+    covariance[:, -1] = 1.0  # of the velocity, where there is one
+    covariance[:, 0] = groups.start
+    noise = plan.noise_variance
+    return ClippedRounds(
+        groups=groups,
+        pull=cost.pull[:, groups.order],
+        data_share=model.share,
+        start=Law(mean, covariance),
+        dynamics=plan.dynamics,
+        step_size=plan.step_size,
+        weight=plan.weight_received,
+        noise=noise if excess else np.minimum(noise, plan.langevin_noise),
+        downlink_noise=plan.downlink_noise,
+        clip=plan.clip if clipping else np.full(plan.devices, np.inf),
+        examples=_example_clipping(plan, model) if clipping else None,
+    )
 
-    For a number clipped at ±c this is exact: the slope of the best linear fit to it is P(|e + δ| < c), δ ~ N(0, moved).
+
+def _example_clipping(plan: Plan, model: ForecastModel) -> ExampleClipping | None:
+    """Return how a plan clips examples; None where it does not, or their gradients are not known."""
+    norms = model.examples
+    if norms is None or not np.isfinite(plan.example_clip).any():
+        return None
+    counts = np.rint(model.share * norms.size).astype(int)
+    return ExampleClipping(norms, np.repeat(plan.example_clip, counts))
+
+
+class _Summary:
+    """What a forecast says of the rounds of a plan, window by window.
+
+    Args:
+        rounds: of the plan.
+        burn_in: how many of them are not kept.
     """
-    width = np.sqrt(moved + 1e-300)
-    return float((ndtr((limits - examples) / width) - ndtr((-limits - examples) / width)).mean())
+
+    def __init__(self, rounds: ClippedRounds, burn_in: int) -> None:
+        self.rounds = rounds
+        self.burn_in = burn_in
+        self.kept: list[Array] = []
+        """Of every kept round W2², the same in posterior variances, the fraction of clipped gradients and what is left
+        of them; [4, rounds] of every window."""
+        self.least_left = 1.0
+        """The least that clipping leaves of a gradient."""
+        self.lagged = np.zeros((rounds.groups.count.size, rounds.start.mean.shape[-1]))
+        """Σ over the kept rounds so far of their covariance with the last one, [g, n]."""
+        self.sum_variance = 0.0
+        """Variance of the sum of a chain's kept draws, over all directions."""
+
+    def add(self, window: Window) -> None:
+        """Take the next window into account."""
+        of_round = np.fmin.reduce(window.devices_left, axis=0) * window.examples_left
+        self.least_left = float(np.fmin(self.least_left, np.fmin.reduce(of_round)))
+        first = max(0, self.burn_in - window.rounds.start)
+        if first < window.curvature.size:
+            self._add_kept(window, first)
+
+    def _add_kept(self, window: Window, first: int) -> None:
+        """Take the rounds of a window from `first` on into account."""
+        precision = self.rounds.precision
+        groups = self.rounds.groups
+        law = window.law.between(first + 1, None)
+        mean_sq = law.mean[..., 0] ** 2
+        std = np.sqrt(np.maximum(law.covariance[..., 0], 0.0))
+        off_sq = groups.count[:, None] * (std - groups.precision[:, None] ** -0.5) ** 2
+        w2_sq = mean_sq.sum(0) + off_sq.sum(0)
+        alike = precision @ mean_sq + groups.precision @ off_sq
+        clipped = window.is_cut[:, first:].mean(0)
+        left = window.examples_left[first:] * window.devices_left[:, first:].mean(0)
+        self.kept.append(np.stack([w2_sq, alike, clipped, left]))
+        self._add_covariance(window, first)
+
+    def _add_covariance(self, window: Window, first: int) -> None:
+        """Add the kept rounds' covariance with those before them."""
+        groups = self.rounds.groups
+        rounds = slice(window.rounds.start + first, window.rounds.stop)
+        matrix = self.rounds.matrices(window.curvature[first:], rounds)
+        covariance = window.law.covariance[:, first + 1 :]
+        size = self.lagged.shape[-1]
+        each_once = np.ones_like(groups.count)
+        lagged = block_recursion(matrix, covariance[..., :size], self.lagged, each_once)
+        self.lagged = lagged[:, -1]
+        with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
+        self.sum_variance += float(groups.count @ with_earlier.sum(-1))
+
+    def forecast(self, *, average: bool) -> ChainForecast:
+        """Return the forecast: the average of the kept rounds, or the worst of them."""
+        kept = np.nan_to_num(np.concatenate(self.kept, axis=1), nan=np.inf)
+        w2_sq, alike, clipped, left = kept
+        precision = self.rounds.precision
+        variance = float((1 / precision).sum())
+        summary = np.mean if average else np.max
+        sum_variance = float(np.nan_to_num(self.sum_variance, nan=np.inf))
+        return ChainForecast(
+            w2_sq=float(summary(w2_sq)) / variance,
+            alike=float(summary(alike)) / precision.size,
+            error=sum_variance / w2_sq.size**2 / variance,
+            clipped=float(clipped.mean()),
+            shortened=float(left.mean()),
+            exact=self.least_left > 0.99,
+        )

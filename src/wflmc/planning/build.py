@@ -15,7 +15,7 @@ from wflmc.planning.bound import Allocation, Problem, discretization_error
 from wflmc.planning.defaults import example_clip_notice, fill_in_chain, fill_in_example_clip
 from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER, PlanRequest, Policy, Sampler, check_kinds
 from wflmc.planning.plan import Certificate, Context, Plan, Rounds
-from wflmc.planning.policies import PowerPolicy, equal_parts, policy_named
+from wflmc.planning.policies import POLICIES, PowerPolicy, equal_parts, policy_named
 from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, is_static, regime, tightest
 from wflmc.planning.steps import plan_steps
 from wflmc.planning.transcript import information
@@ -186,6 +186,47 @@ def plan_from(posterior: Posterior, request: PlanRequest) -> Plan:
         return _prepare(posterior, request).plan()
     result = _prepare(posterior, dataclasses.replace(request, privacy=privacy)).plan()
     return result.with_notices((*result.notices, example_clip_notice(privacy)))
+
+
+class TrialPlan:
+    """A plan that is only compared with others: made without notices, and when it is asked for.
+
+    Args:
+        posterior: the model, its data split over devices.
+        request: all other arguments of `plan`.
+
+    Raises:
+        InputError: the request does not suit the posterior.
+    """
+
+    def __init__(self, posterior: Posterior, request: PlanRequest) -> None:
+        privacy = fill_in_example_clip(posterior, request.privacy)
+        self._planning = _prepare(posterior, dataclasses.replace(request, privacy=privacy))
+
+    @property
+    def problem(self) -> Problem:
+        """What decides the power of its rounds."""
+        return self._planning.problem
+
+    @property
+    def weight_received(self) -> Array:
+        """As of `Plan`, [S, K]."""
+        planning = self._planning
+        received = 1.0 if planning.received is None else planning.received
+        return planning.weight * received
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether its policy is known to stay below the caps and within the budgets of the problem."""
+        return self._planning.scheme in POLICIES.values()
+
+    def plan(self) -> Plan:
+        """Make the plan.
+
+        Raises:
+            InputError: its limits contradict each other.
+        """
+        return self._planning.draft(self._planning.allocate(self.problem))
 
 
 def plan_many(
@@ -554,6 +595,14 @@ class _Planning:
 
     def finish(self, allocation: Allocation) -> Plan:
         """Make the plan of an allocation, with its certificate and its notices."""
+        plan = self.draft(allocation)
+        wireless_link = self.link if self.scheme.wireless else None
+        about_inputs = notices.input_notices(self.posterior, wireless_link, self.privacy)
+        about_plan = notices.plan_notices(self.posterior, plan, self.problem, self.request)
+        return plan.with_notices((*about_inputs, *about_plan, *self.notes))
+
+    def draft(self, allocation: Allocation) -> Plan:
+        """Make the plan of an allocation, with its certificate but without notices."""
         problem = self.problem
         a = allocation.a
         rounds = Rounds(
@@ -563,11 +612,7 @@ class _Planning:
             server_noise=problem.server_noise(a),
             received=self.received,
         )
-        plan = Plan(rounds, self._certificate(allocation), self._context())
-        wireless_link = self.link if self.scheme.wireless else None
-        about_inputs = notices.input_notices(self.posterior, wireless_link, self.privacy)
-        about_plan = notices.plan_notices(self.posterior, plan, problem, self.request)
-        return plan.with_notices((*about_inputs, *about_plan, *self.notes))
+        return Plan(rounds, self._certificate(allocation), self._context())
 
     def _certificate(self, allocation: Allocation) -> Certificate:
         """Return what is known of the plan of an allocation, without notices."""

@@ -51,6 +51,23 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
         step_size: η, or η[S].
         weight: factor of the excess noise, 1 (paper) or m (corrected).
     """
+    step = np.broadcast_to(np.asarray(step_size, dtype=float), gains.shape[:1])
+    threshold = gains.min(-1)
+    # Where the weakest device forces no noise on the others, all of them send.
+    contested = np.flatnonzero(1 / device_cap.min(-1) - 2 / step > 0)
+    if contested.size:
+        threshold[contested] = _best_threshold(
+            gains[contested],
+            clip,
+            device_cap[contested],
+            step[contested],
+            weight,
+        )
+    return Schedule(threshold, gains >= threshold[:, None])
+
+
+def _best_threshold(gains: Array, clip: Array, device_cap: Array, step_size: Array, weight: float) -> Array:
+    """Return the best threshold of every round, [S]; arguments as of `threshold_schedule`."""
     devices = gains.shape[-1]
     order = np.argsort(-gains, axis=-1, kind="stable")
     ranked = np.take_along_axis(gains, order, -1)
@@ -58,13 +75,12 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     heard = np.cumsum(clip[order], axis=-1)
     sending = np.arange(1, devices + 1)
     silent = heard[:, -1:] - heard + (devices - sending) / sending * heard
-    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / np.asarray(step_size)[..., None])
+    excess = np.maximum(0.0, (devices / sending) ** 2 / cap - 2 / step_size[:, None])
     error = silent**2 + weight * excess
     # A threshold admits all devices of equal gain, so only the last of equals is a candidate.
     error[:, :-1][ranked[:, :-1] == ranked[:, 1:]] = np.inf
     best = devices - 1 - np.argmin(error[:, ::-1], axis=-1)
-    threshold = np.take_along_axis(ranked, best[:, None], -1)[:, 0]
-    return Schedule(threshold, gains >= threshold[:, None])
+    return np.take_along_axis(ranked, best[:, None], -1)[:, 0]
 
 
 def by_quality(quality: Array, lots: Array, senders: int) -> Schedule:

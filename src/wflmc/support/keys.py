@@ -62,8 +62,13 @@ def _key(words: list[int]) -> jax.Array:
 def seeded(seed: int) -> jax.Array:
     """Return `jax.random.key(seed)`, without compiling anything where the seed has 32 bits and keys are the usual."""
     seed = operator.index(seed)
-    usual = jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
-    return _key([0, seed]) if usual and 0 <= seed <= WORD else jax.random.key(seed)
+    return _key([0, seed]) if _is_usual_seed(seed) else jax.random.key(seed)
+
+
+def _is_usual_seed(seed: int) -> bool:
+    """Return whether a seed has 32 bits, and keys are of the usual kind."""
+    is_usual_kind: bool = jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
+    return is_usual_kind and 0 <= operator.index(seed) <= WORD
 
 
 def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
@@ -72,6 +77,23 @@ def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
     Of several names, each is a sub-key of the one before.
     """
     return np.random.default_rng(_words(reduce(named, names, key)))
+
+
+def seeded_generator(seed: int, *names: str) -> np.random.Generator:
+    """Return `host_generator(seeded(seed), *names)`.
+
+    Keys of the usual kind stay numbers on the way, as JAX takes a millisecond for each.
+
+    Args:
+        seed: of a key.
+        names: of sub-keys, each of the one before.
+    """
+    if not _is_usual_seed(seed):
+        return host_generator(seeded(seed), *names)
+    words = [0, operator.index(seed)]
+    for name in names:
+        words = _threefry(words, [0, zlib.crc32(name.encode())])
+    return np.random.default_rng(words)
 
 
 def _words(key: jax.Array) -> list[int]:

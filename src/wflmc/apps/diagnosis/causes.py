@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from wflmc.apps.diagnosis.best_first import GOOD_W2_SQ
 from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.search import (
-    GOOD_W2_SQ,
     NO_CHANGES,
     ChangeSearch,
     Diagnosed,
@@ -28,7 +28,12 @@ from wflmc.apps.diagnosis.values import (
     Measured,
 )
 from wflmc.channel import Link
-from wflmc.evaluation.clipped_law import ChainForecast, ForecastModel, forecast, model_of
+from wflmc.evaluation.clipped_law import (
+    ChainForecast,
+    ForecastModel,
+    forecast,
+    model_of,
+)
 from wflmc.evaluation.summary import Evaluation
 from wflmc.planning import Plan, Policy, Sampler
 from wflmc.planning.build import complete_request
@@ -149,8 +154,7 @@ def find_causes(
         evidence = f"no forecast is made for {size}, which would take long"
         return (Cause("not diagnosed", evidence, 0.0, None),)
     model = model_of(plan, posterior)
-    now = forecast(plan, model)
-    diagnosed = Diagnosed(plan, posterior, model, now)
+    diagnosed = Diagnosed(plan, posterior, model, forecast(plan, model))
     search = None if replanner is None else ChangeSearch(diagnosed, replanner)
     # A warning about the data themselves, such as features of unlike scale, would come
     # first here.

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wflmc.apps.diagnosis.values import SettingValue
+from wflmc.channel import drawn_once
 from wflmc.planning import Plan, PlanRequest, plan_from
+from wflmc.planning.build import TrialPlan
 from wflmc.posterior import Posterior
 
 
@@ -34,11 +36,26 @@ class Replanner:
         """
         return plan_from(self.posterior, self.request.with_values(changes))
 
+    def trial(self, changes: Mapping[str, SettingValue]) -> TrialPlan:
+        """Prepare the plan with other values of some scenario keys.
+
+        Args:
+            changes: as of `plan`.
+
+        Returns:
+            What makes the plan, without notices.
+
+        Raises:
+            InputError: a value is out of range.
+        """
+        return TrialPlan(self.posterior, self.request.with_values(changes))
+
     def settled_by(self, made: Plan) -> "Replanner":
         """Return the same with what a plan has chosen: step sizes, rounds, dynamics.
 
         Other plans then differ in the changed key alone. Step sizes that were planned
-        are taken as they are, since planning them takes some seventy plans.
+        are taken as they are, since planning them takes some seventy plans. Gains are
+        drawn once for all of them.
 
         Args:
             made: the plan of the request.
@@ -49,8 +66,10 @@ class Replanner:
         step_size = made.step_size
         is_constant = bool(np.all(step_size == step_size[0]))
         sampler = replace(self.request.sampler, step_schedule="constant", dynamics=made.dynamics)
+        link = replace(self.request.link, fading=drawn_once(self.request.link.fading))
         request = replace(
             self.request,
+            link=link,
             step_size=float(step_size[0]) if is_constant else step_size,
             burn_in=made.burn_in,
             samples=len(made.rounds) - made.burn_in,

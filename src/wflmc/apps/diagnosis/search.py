@@ -4,7 +4,7 @@ A change is accepted only after a plan with it was made and the forecast of its 
 (`wflmc.evaluation.clipped_law`) was better.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,25 +12,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.apps.diagnosis.best_first import GOOD_W2_SQ, BestFirst, ChangeTrial
+from wflmc.apps.diagnosis.least_distance import least_distance, unclipped_distance
 from wflmc.apps.diagnosis.replanning import Replanner
 from wflmc.apps.diagnosis.values import Change, Expectation, SettingValue
 from wflmc.dynamics import Array
-from wflmc.evaluation.clipped_law import ChainForecast, ForecastModel, forecast, model_of
+from wflmc.evaluation.clipped_law import (
+    ChainForecast,
+    ForecastModel,
+    forecast,
+    model_of,
+)
 from wflmc.planning import Plan
+from wflmc.planning.build import TrialPlan
 from wflmc.posterior import Posterior
 from wflmc.support.errors import InputError
 
-GOOD_W2_SQ = 0.05
-"""W2² in posterior variances below which samples count as good."""
 LARGEST_FRACTION_LEFT = 0.8
 """A change helps if it lowers the cost to at most this fraction."""
 LARGEST_FRACTION_FOR_A_PRICE = 0.3
 """A change that costs privacy or power must lower the cost to this fraction of what
 any free change reaches."""
-SLACK_OF_VALUES = 1.25
-"""Of one key, the smallest change whose cost is within this factor of the best wins."""
-SLACK_OF_KEYS = 2.0
-"""The first key is taken whose best change is within this factor of the best of all."""
 MAX_SUGGESTED_ROUNDS = 1000
 """More rounds than these are only suggested up to twice as many as there are."""
 MAX_TRIAL_SIZE = 2**19
@@ -121,15 +123,17 @@ class ChangeSearch:
         self.diagnosed = diagnosed
         self.replanner = replanner.settled_by(diagnosed.plan)
         self.base = diagnosed.now
-        """ChainForecast of the plan with all changes that were accepted."""
+        """Forecast of the plan with all changes that were accepted."""
         self.accepted: dict[str, SettingValue] = {}
         self.named_groups: set[str] = set()
         """Keys that causes before have named, by their group."""
+        self.forecasts: dict[tuple[tuple[str, SettingValue], ...], ChainForecast] = {}
+        """Of all plans that were forecast, by their settings."""
         policy = replanner.request.policy
         is_slow = policy.objective in ("exact", "transcript") or policy.csi == "causal"
         self.trial_policy = QUICK_POLICY if is_slow else {}
         if is_slow and not diagnosed.is_too_large:
-            self.base = self._forecast(QUICK_POLICY) or diagnosed.now
+            self._renew_base()
 
     def best(self, kind: str) -> BestChanges:
         """Search the change that helps most against a kind of cause, and accept it.
@@ -150,72 +154,133 @@ class ChangeSearch:
                 self.named_groups.add(KEY_GROUP.get(named.key, named.key))
         change = best.change._replace(follows_another=bool(self.accepted))
         self.accepted |= change.values
-        self.base = self._forecast({}) or self.base
+        self._renew_base()
         return best._replace(change=change)
+
+    def _renew_base(self) -> None:
+        """Forecast the plan with all changes that were accepted, if there is one."""
+        with suppress(InputError):
+            self.base = self._forecast(self._settings({}), None)
 
     def _best_of(self, kind: str) -> BestChanges:
         """Return the best free change, or one that costs where it brings far more."""
         free = self._preferred(FREE_KEYS[kind], kind)
         if free is not None and free.cost_after <= GOOD_W2_SQ:
             return BestChanges(free, None)
-        paid = self._preferred(PAID_KEYS.get(kind, ()), kind)
+        highest = np.inf
+        if free is not None:
+            highest = LARGEST_FRACTION_FOR_A_PRICE * free.cost_after
+        paid = self._preferred(PAID_KEYS.get(kind, ()), kind, highest)
         if paid is None:
             return BestChanges(free, None)
         if free is None:
             return BestChanges(paid, None)
-        if paid.cost_after < LARGEST_FRACTION_FOR_A_PRICE * free.cost_after:
+        if paid.cost_after < highest:
             return BestChanges(paid, free)
         return BestChanges(free, None)
 
-    def _preferred(self, keys: Iterable[str], kind: str) -> Change | None:
-        """Return the first key's smallest change that is nearly as good as the best."""
+    def _preferred(
+        self,
+        keys: Iterable[str],
+        kind: str,
+        highest: float = np.inf,
+    ) -> Change | None:
+        """Return the first key's smallest change that is nearly as good as the best.
 
-        def best_by_key() -> Iterator[Change]:
-            for key in keys:
-                if KEY_GROUP.get(key, key) in self.named_groups:
-                    continue
-                change = nearly_best(self._helpful(key, kind), SLACK_OF_VALUES)
-                if change is not None:
-                    yield change
-
-        return nearly_best(best_by_key(), SLACK_OF_KEYS)
-
-    def _helpful(self, key: str, kind: str) -> Iterator[Change]:
-        """Yield the changes of a key that help, the smallest first."""
-        now = self.base
-        for change in self._candidates(key):
-            then = self._forecast(change.values)
-            if then is None:
-                continue
-            if kind == "draws":
-                before = now.error
-                after = then.error
-                helps = then.alike < max(1.1 * now.alike, GOOD_W2_SQ / 2)
-            else:
-                before = now.alike
-                after = then.alike
-                total_before = now.w2_sq + now.error
-                total_after = then.w2_sq + then.error
-                helps = then.w2_sq < now.w2_sq and total_after < total_before
-            if helps and after < LARGEST_FRACTION_LEFT * before:
-                is_exact = now.exact and then.exact
-                yield change._replace(expected=Expectation(before, after, is_exact))
-
-    def _forecast(self, changes: Mapping[str, SettingValue]) -> ChainForecast | None:
-        """Return the forecast of the plan with further changes.
-
-        Returns:
-            None where there is no such plan.
+        Args:
+            keys: to change, the preferred ones first.
+            kind: of the cause.
+            highest: a change is of no use unless it brings the cost below this.
         """
-        diagnosed = self.diagnosed
-        settings = {**self.trial_policy, **self.accepted, **changes}
+        ceiling = np.inf
+        if kind != "draws":
+            ceiling = LARGEST_FRACTION_LEFT * self.base.alike
+        search = BestFirst(ceiling=ceiling, highest=highest)
+        for key in keys:
+            if KEY_GROUP.get(key, key) in self.named_groups:
+                continue
+            trials = []
+            for change in self._candidates(key):
+                trials.append(self._trial(change, kind))
+            search.add_key([trial for trial in trials if trial is not None])
+            if search.is_over:
+                break
+        return search.result()
+
+    def _trial(self, change: Change, kind: str) -> ChangeTrial | None:
+        """Return what a change is tried by; None where there is no such plan."""
+        settings = self._settings(change.values)
         with suppress(InputError):
-            trial = self.replanner.plan(settings)
-            model = diagnosed.model
-            if trial.init != diagnosed.plan.init:
-                model = model_of(trial, diagnosed.posterior)
-            return forecast(trial, model)
+            trial = self.replanner.trial(settings)
+            model = self._model_from(settings)
+            bound = 0.0
+            if kind != "draws" and model is not None:
+                bound = least_distance(trial, model)
+            return ChangeTrial(change, bound, self._steps(change, kind, trial))
         return None
+
+    def _steps(
+        self,
+        change: Change,
+        kind: str,
+        trial: TrialPlan,
+    ) -> Generator[float, None, Change | None]:
+        """Try a change: make the plan, bound its forecast, and make that."""
+        settings = self._settings(change.values)
+        with suppress(InputError):
+            plan = trial.plan()
+            model = self._model_from(settings)
+            if kind != "draws" and model is not None:
+                yield unclipped_distance(plan, model)
+            then = self._forecast(settings, plan)
+            return self._helpful(change, kind, then)
+        return None
+
+    def _helpful(self, change: Change, kind: str, then: ChainForecast) -> Change | None:
+        """Return a change with what is expected of it; None where it does not help."""
+        now = self.base
+        if kind == "draws":
+            before = now.error
+            after = then.error
+            helps = then.alike < max(1.1 * now.alike, GOOD_W2_SQ / 2)
+        else:
+            before = now.alike
+            after = then.alike
+            total_before = now.w2_sq + now.error
+            total_after = then.w2_sq + then.error
+            helps = then.w2_sq < now.w2_sq and total_after < total_before
+        if not helps or after >= LARGEST_FRACTION_LEFT * before:
+            return None
+        is_exact = now.exact and then.exact
+        return change._replace(expected=Expectation(before, after, is_exact))
+
+    def _settings(self, changes: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
+        """Return all settings that differ from the plan's, with further changes."""
+        return {**self.trial_policy, **self.accepted, **changes}
+
+    def _model_from(self, settings: Mapping[str, SettingValue]) -> ForecastModel | None:
+        """Return the model of forecasts; None where it depends on the plan."""
+        start = self.diagnosed.plan.init
+        has_same_start = settings.get("sampler.init", start) == start
+        return self.diagnosed.model if has_same_start else None
+
+    def _forecast(
+        self,
+        settings: Mapping[str, SettingValue],
+        plan: Plan | None,
+    ) -> ChainForecast:
+        """Return the forecast of a plan, made once for the same settings.
+
+        Args:
+            settings: of the plan.
+            plan: made of them; None where it need be made first.
+        """
+        name = tuple(sorted(settings.items()))
+        if name not in self.forecasts:
+            made = plan or self.replanner.trial(settings).plan()
+            model = self._model_from(settings) or model_of(made, self.diagnosed.posterior)
+            self.forecasts[name] = forecast(made, model)
+        return self.forecasts[name]
 
     def _candidates(self, key: str) -> Sequence[Change]:
         """Return what to try for a key, the smallest changes first."""
@@ -225,13 +290,14 @@ class ChangeSearch:
         if section == "privacy":
             return self._privacy_candidates(key)
         plan = self.diagnosed.plan
+        power = self._settings({}).get(key, self.replanner.request.policy.power)
         snr_db = self.replanner.request.link.snr_db
         if key == "link.snr_db" and np.ndim(snr_db) == 0:
             now = float(np.asarray(snr_db))
             return [Change(key, now + step, "up") for step in SNR_STEPS_DB]
         if key == "policy.max_round_noise" and plan.certificate.noise_limit == np.inf:
             return [Change(key, limit, "down") for limit in NOISE_LIMITS]
-        if key == "policy.power":
+        if key == "policy.power" and power != "optimized":
             return [Change(key, "optimized", "to")]
         return []
 
@@ -296,24 +362,6 @@ def example_clips(posterior: Posterior | None, norms: Array) -> Array:
             typical_norm = float(np.max(posterior.typical_example_norm()))
             return typical_norm * EXAMPLE_CLIP_FACTORS
     return np.quantile(norms, [0.5, 0.75, 0.9, 0.99])
-
-
-def nearly_best(changes: Iterable[Change], slack: float) -> Change | None:
-    """Return the first change that brings nearly as much as the best.
-
-    Args:
-        changes: that help, in order of preference. One that is good enough ends the
-            search: those after it are not asked for.
-        slack: the factor on the best cost up to which another one is as good.
-    """
-    helpful: list[Change] = []
-    for change in changes:
-        helpful.append(change)
-        if change.cost_after <= GOOD_W2_SQ:
-            break
-    least = min((change.cost_after for change in helpful), default=0.0)
-    enough = max(GOOD_W2_SQ, slack * least)
-    return next((change for change in helpful if change.cost_after <= enough), None)
 
 
 def is_uniform(values: NDArray[Any]) -> bool:

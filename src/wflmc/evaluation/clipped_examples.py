@@ -1,0 +1,135 @@
+"""What clipping leaves of examples' gradients, on average over the examples.
+
+At a distance from the mode, an example's gradient of norm e there has changed by a
+Gaussian δ along its own direction. Both fractions here depend on the variance of δ alone.
+"""
+
+import numpy as np
+from scipy.special import ndtr
+
+from wflmc.dynamics import Array
+
+QUANTILES = (np.arange(64) + 0.5) / 64
+"""Of the norms of examples that are all clipped alike: enough of them for a forecast,
+and sooner done than all."""
+SMALLEST_VARIANCE = 1e-300
+"""In the place of zero."""
+LOG_SPACING = 0.05
+"""Of the points at which a fraction is tabulated, in log variance. As the fraction is
+made of Φ(a/√v), the polynomials between them are off by less than 1e-10."""
+STENCIL = np.arange(-2, 4)
+"""Points around a variance through which the polynomial goes; it is between 0 and 1."""
+LAGRANGE = np.linalg.inv(np.vander(STENCIL, increasing=True).T.astype(float))
+"""Weights of these points as polynomials, [point, power]."""
+LAGRANGE_SLOPE = np.pad(LAGRANGE[:, 1:] * np.arange(1, STENCIL.size), ((0, 0), (0, 1)))
+"""The derivatives of these polynomials."""
+
+
+class ExampleClipping:
+    """Clipping of every example's gradient by itself.
+
+    Args:
+        norms: of the examples' gradients at the mode, [N].
+        limits: their clipping thresholds, [N].
+    """
+
+    def __init__(self, norms: Array, limits: Array) -> None:
+        self.count = limits.size
+        """N."""
+        self.cut_off_sq = float((np.maximum(norms - limits, 0.0) ** 2).sum())
+        """Σ ‖what is cut off‖² at the mode."""
+        self.norms = norms
+        self.limits = limits
+        if self.count > QUANTILES.size and np.all(limits == limits[0]):
+            self.norms = np.quantile(norms, QUANTILES)
+            self.limits = limits[: QUANTILES.size]
+        self._first = 0
+        self._table = np.empty(0)
+        """`changes_left` at e^((first + i) LOG_SPACING), extended as it is needed."""
+
+    def gradients_left(self, variance: Array) -> Array:
+        """Return what is left of a gradient.
+
+        Args:
+            variance: of δ, [W].
+
+        Returns:
+            The mean over examples of min(1, limit/norm), [W].
+        """
+        left = np.add.outer(self.norms**2, variance)
+        np.sqrt(left, out=left)
+        np.divide(self.limits[:, None], left, out=left)
+        np.minimum(left, 1.0, out=left)
+        return left.mean(0)
+
+    def gradients_left_slope(self, variance: Array) -> Array:
+        """Return the derivative of log `gradients_left` by that of the variance, [W]."""
+        norm_sq = np.add.outer(self.norms**2, variance)
+        limit = self.limits[:, None]
+        is_cut = norm_sq > limit**2
+        of_examples = is_cut * limit / norm_sq**1.5
+        return -0.5 * variance * of_examples.mean(0) / self.gradients_left(variance)
+
+    def changes_left(self, variance: Array) -> Array:
+        """Return what is left of a change of the gradient, as at a change of θ.
+
+        For a number clipped at ±c it is the slope of the best linear fit,
+        P(|e + δ| < c).
+
+        Args:
+            variance: of δ, [W].
+
+        Returns:
+            The mean over examples, [W].
+        """
+        return self._interpolate(variance, LAGRANGE)
+
+    def changes_left_slope(self, variance: Array) -> Array:
+        """Return the derivative of `changes_left` by the logarithm of the variance, [W]."""
+        return self._interpolate(variance, LAGRANGE_SLOPE) / LOG_SPACING
+
+    def _interpolate(self, variance: Array, weights: Array) -> Array:
+        """Return a combination of `changes_left` at the points around a variance, [W].
+
+        Args:
+            variance: of δ, [W].
+            weights: of these points, as polynomials in the place between two, [6, 6].
+        """
+        place = np.log(variance + SMALLEST_VARIANCE) / LOG_SPACING
+        index = np.floor(place)
+        powers = np.ones((STENCIL.size, variance.size))
+        powers[1:] = place - index
+        np.multiply.accumulate(powers, axis=0, out=powers)
+        return np.einsum("pw,pw->w", weights @ powers, self._around(index))
+
+    def _around(self, index: Array) -> Array:
+        """Return `changes_left` at the points around e^(index LOG_SPACING), [6, W]."""
+        first = index.min() + STENCIL[0]
+        last = index.max() + STENCIL[-1]
+        points = index + STENCIL[:, None]
+        if not last - first < points.size:  # a table would take longer, or these are nan
+            flat = np.exp(LOG_SPACING * points.ravel())
+            return self._changes_left(flat).reshape(points.shape)
+        self._extend(int(first), int(last))
+        return self._table[points.astype(np.intp) - self._first]
+
+    def _extend(self, first: int, last: int) -> None:
+        """Make the table reach from one point to another."""
+        end = self._first + self._table.size
+        if self._table.size == 0:
+            self._first = first
+            end = first
+        before = np.arange(first, self._first)
+        after = np.arange(end, last + 1)
+        if before.size or after.size:
+            new = self._changes_left(np.exp(LOG_SPACING * np.append(before, after)))
+            parts = (new[: before.size], self._table, new[before.size :])
+            self._table = np.concatenate(parts)
+            self._first = min(first, self._first)
+
+    def _changes_left(self, variance: Array) -> Array:
+        """Return `changes_left`, computed for every variance."""
+        std = np.sqrt(variance + SMALLEST_VARIANCE)
+        upper = ndtr((self.limits - self.norms)[:, None] / std)
+        lower = ndtr(-(self.limits + self.norms)[:, None] / std)
+        return (upper - lower).mean(0)

@@ -1,0 +1,556 @@
+"""Mean and covariance of chains with clipped gradients, for many rounds at once.
+
+Along a direction of precision λ a round takes the state x of a chain, its position and
+with kinetic dynamics its velocity, to
+
+    E x' = M(c λ) E x − push,        C' = M(c λ) C M(c λ)ᵀ + noise.
+
+The curvature c and the push depend on the fraction that clipping leaves of every
+device's gradient, and this depends on mean and covariance before the round. For given
+fractions both recursions are linear, and triangular systems solve them for all rounds of
+a window. Fractions and recursions are therefore computed in turns, in sweeps, until they
+no longer change.
+
+Where clipping is strong the fractions depend mostly on one number of a round,
+q = E‖Λx‖², the mean square of the gradient's change since the mode. From sweep to sweep
+q is extrapolated by Newton's method, with one precision for all directions: a few sweeps
+do what would else take dozens. After n sweeps the first n rounds are exact in any case.
+A window that does not settle is halved, and one of a single round has nothing to settle.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wflmc.dynamics import Array, Dynamics
+from wflmc.evaluation.clipped_examples import ExampleClipping
+from wflmc.support.recursion import block_recursion
+
+TOLERANCE = 3e-7
+"""Relative change of the gradients' moments, from one sweep to the next, after which one
+more sweep is the last: it leaves an error of some 1e-9 in a forecast."""
+SMALL_CHANGE = 0.1
+"""Relative change of the moments up to which Newton's method keeps its derivatives."""
+MAX_SWEEPS = 40
+"""After these a window is halved; most settle in four to eight."""
+NUMBERS_IN_A_WINDOW = 2**15
+"""Of the largest array of a sweep, which then stays in the processor's cache."""
+MULTIPLICATIONS_IN_A_WINDOW = 2**19
+"""Of one product of matrices. OpenBLAS gives larger ones to several threads, which wait
+for each other longer than they work."""
+SHORTEST_WINDOW = 32
+"""Shorter ones would take longer than their rounds one after the other."""
+LARGEST_EXTRAPOLATION = 1e4
+"""The largest factor by which Newton's method may move q in one sweep."""
+SMALLEST_SQUARE = 1e-300
+"""In the place of zero, where a norm divides."""
+
+
+class Law(NamedTuple):
+    """Mean and covariance of chains, at one time or at several."""
+
+    mean: Array
+    """Of the state, seen from the mode, [d, ..., n]: n is 1, or 2 with a velocity."""
+    covariance: Array
+    """Of the state in every group of directions, [g, ..., n (n + 1)/2]: its upper
+    triangle, by row."""
+
+    def between(self, first: int, last: int | None) -> "Law":
+        """Return the law at some of its times."""
+        times = slice(first, last)
+        return Law(self.mean[:, times], self.covariance[:, times])
+
+    @property
+    def end(self) -> "Law":
+        """The law at the last of its times, without a time axis."""
+        return Law(self.mean[:, -1], self.covariance[:, -1])
+
+
+class DirectionGroups(NamedTuple):
+    """Directions with equal precision and equal variance at the start.
+
+    They have the same covariance all the time.
+    """
+
+    precision: Array
+    """λ, [g]."""
+    count: NDArray[np.intp]
+    """Directions of each group, [g]."""
+    start: Array
+    """Variance of the position at the start, [g]."""
+    order: NDArray[np.intp]
+    """The numbers of the directions, those of the first group first, [d]."""
+
+    @classmethod
+    def of(cls, precision: Array, start: Array) -> "DirectionGroups":
+        """Return the groups of directions of these precisions and variances, [d] each."""
+        order = np.lexsort((start, precision))
+        pairs = np.stack([precision, start], axis=1)[order]
+        is_first = np.append(True, np.any(pairs[1:] != pairs[:-1], axis=1))
+        first = np.flatnonzero(is_first)
+        count = np.diff(np.append(first, precision.size))
+        return cls(pairs[first, 0], count, pairs[first, 1], order)
+
+
+class GradientMoments(NamedTuple):
+    """Of the gradients before every round of a window: the fractions depend on them."""
+
+    change: Array
+    """Λ E x: how the mean of the gradient differs from that at the mode, [d, W]."""
+    square: Array
+    """q = E‖Λx‖², [W]."""
+    example_variance: Array | None
+    """Of the change of an example's gradient along its own direction, [W]; None where
+    examples are not clipped."""
+
+    def distance(self, other: "GradientMoments") -> float:
+        """Return the largest relative change from another sweep's."""
+        size = np.maximum(self.square, SMALLEST_SQUARE)
+        of_square = np.abs(self.square - other.square) / size
+        difference = self.change - other.change
+        of_mean = np.einsum("dw,dw->w", difference, difference) / size
+        return float(np.maximum(of_square.max(), np.sqrt(of_mean.max())))
+
+
+class Feedback(NamedTuple):
+    """How q = E‖Λx‖² of a window answers to a change of itself."""
+
+    matrix: Array
+    """Of the second moments, feedback included, [W, n (n + 1)/2, n (n + 1)/2]."""
+    enters: Array
+    """How a change of q enters the second moments of the next round, [W, ...]."""
+
+    def extrapolate(self, moments: GradientMoments, other: GradientMoments) -> GradientMoments:
+        """Return moments with q corrected by Newton's method.
+
+        Args:
+            moments: that a sweep has led to.
+            other: that it was made with.
+        """
+        square = moments.square
+        increments = self.enters * (square - other.square)[:, None]
+        start = np.zeros((1, increments.shape[-1]))
+        response = block_recursion(self.matrix[None], increments[None], start, [1])
+        factor = 1 + response[0, :-1, 0] / np.maximum(square, SMALLEST_SQUARE)
+        factor = np.clip(factor, 1 / LARGEST_EXTRAPOLATION, LARGEST_EXTRAPOLATION)
+        factor[np.isnan(factor)] = 1.0
+        variance = moments.example_variance
+        if variance is not None:
+            variance = variance * factor
+        return GradientMoments(moments.change, square * factor, variance)
+
+
+class Window(NamedTuple):
+    """Some rounds in a row, with what clipping leaves of gradients in each of them."""
+
+    rounds: slice
+    devices_left: Array
+    """Of every device's gradient, [K, W]."""
+    is_cut: NDArray[np.bool_]
+    """Where that is less than all of it, [K, W]."""
+    examples_left: Array
+    """Of the examples' gradients before, on average, [W]."""
+    curvature: Array
+    """c, which gradients still have of the curvature of the cost, [W]."""
+    law: Law
+    """Before every round and after the last, W + 1 times."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClippedRounds:
+    """The rounds of a plan, as they move chains on a quadratic cost.
+
+    Directions are in the order of their groups.
+    """
+
+    groups: DirectionGroups
+    pull: Array
+    """Every device's gradient at the mode, [K, d]."""
+    data_share: Array
+    """The fraction of all examples that a device has, [K]."""
+    start: Law
+    """Before the first round."""
+    dynamics: Dynamics
+    step_size: Array
+    """η[S], or h of kinetic dynamics."""
+    weight: Array
+    """Of every device's gradient in the update, [S, K]."""
+    noise: Array
+    """Variance of the update's noise, [S]."""
+    downlink_noise: float
+    """Variance of the noise in every coordinate that a device receives of θ."""
+    clip: Array
+    """ℓ[K]; infinite where gradients are not clipped."""
+    examples: ExampleClipping | None
+    """None where examples are not clipped by themselves."""
+
+    def windows(self) -> Iterator[Window]:
+        """Yield the law of all rounds, window by window.
+
+        A chain that diverges ends in inf or nan.
+        """
+        count = self.step_size.size
+        longest = self._longest_window
+        length = longest
+        first = 0
+        law = self.start
+        while first < count:
+            rounds = slice(first, min(first + length, count))
+            window = _Sweeps(self, rounds, law).settle()
+            if window is None:
+                length = max(1, (rounds.stop - rounds.start) // 2)
+                continue
+            yield window
+            law = window.law.end
+            first = rounds.stop
+            length = min(2 * length, longest)
+
+    def matrices(self, curvature: Array, rounds: slice) -> Array:
+        """Return M(c λ) of every group of directions.
+
+        Args:
+            curvature: c of these rounds, [W].
+            rounds: of the plan, W of them.
+
+        Returns:
+            The matrices, [g, W, n, n].
+        """
+        by_group = np.multiply.outer(self.groups.precision, curvature)
+        return self.matrices_at(by_group, rounds)
+
+    def matrices_at(self, curvature: Array, rounds: slice) -> Array:
+        """Return M for the curvature of directions in every round, [..., W]."""
+        return self.drift[rounds] + curvature[..., None, None] * self.slope[rounds]
+
+    @cached_property
+    def is_clipped(self) -> bool:
+        """Whether gradients are clipped, of devices or of examples."""
+        return self.examples is not None or bool(np.isfinite(self.clip).any())
+
+    @cached_property
+    def precision(self) -> Array:
+        """λ of every direction, [d]."""
+        return np.repeat(self.groups.precision, self.groups.count)
+
+    @cached_property
+    def drift(self) -> Array:
+        """M without a gradient, [S, n, n]."""
+        return self._matrix_at(0.0)
+
+    @cached_property
+    def slope(self) -> Array:
+        """What a curvature of 1 adds to M, which is linear in it, [S, n, n]."""
+        return self._matrix_at(1.0) - self.drift
+
+    def _matrix_at(self, curvature: float) -> Array:
+        """Return M for one curvature, [S, n, n]."""
+        hessian = np.full((self.step_size.size, 1, 1), curvature)
+        matrix, _, _ = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
+        return matrix
+
+    @cached_property
+    def enters(self) -> Array:
+        """How the update enters the state, [S, n]."""
+        hessian = np.ones((self.step_size.size, 1, 1))
+        _, _, enters = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
+        return np.broadcast_to(enters[..., 0], (self.step_size.size, enters.shape[-2]))
+
+    @cached_property
+    def noise_enters(self) -> Array:
+        """How the noise of the update enters the covariance, [S, n (n + 1)/2]."""
+        return _upper_triangle(self.enters[:, :, None] * self.enters[:, None])
+
+    @cached_property
+    def kick(self) -> Array:
+        """The factor of the gradient in the update, [S]."""
+        return np.asarray(self.dynamics.kick(self.step_size))
+
+    @cached_property
+    def weight_of_device(self) -> Array:
+        """`weight` by device, [K, S]."""
+        return np.ascontiguousarray(self.weight.T)
+
+    @cached_property
+    def norm_terms(self) -> Array:
+        """Factors in ‖pull‖² + share² q + 2 share pull·Λx, a squared norm, [K, 2 + d]."""
+        share = self.data_share[:, None]
+        at_mode = (self.pull**2).sum(-1, keepdims=True)
+        return np.concatenate([at_mode, share**2, 2 * share * self.pull], axis=1)
+
+    @cached_property
+    def sums_over_devices(self) -> Array:
+        """Factors in sums over devices: of data shares, of means, of pulls; [2 + d, K]."""
+        mean = np.full_like(self.data_share, 1 / self.data_share.size)
+        return np.concatenate([self.data_share[None], mean[None], self.pull.T])
+
+    @cached_property
+    def cut_off(self) -> Array:
+        """What clipping takes from all examples at the mode, [d].
+
+        Their gradients there no longer add up to zero; what is left points anywhere.
+        """
+        if self.examples is None:
+            return np.zeros_like(self.precision)
+        by_direction = self.precision / self.precision.sum()
+        return np.sqrt(self.examples.cut_off_sq * by_direction)
+
+    @cached_property
+    def example_factor(self) -> float:
+        """Of E x'Λx in the variance of the change of an example's gradient."""
+        if self.examples is None:
+            return 0.0
+        return float(self.precision.sum()) / self.examples.count**2
+
+    @cached_property
+    def covariance_weights(self) -> Array:
+        """Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient."""
+        powers = np.array([[2], [1], [3]])
+        return self.groups.precision**powers * self.groups.count
+
+    @cached_property
+    def _longest_window(self) -> int:
+        widest = max(self.pull.shape)
+        if self.examples is not None:
+            widest = max(widest, self.examples.norms.size)
+        multiplications = self.norm_terms.size
+        length = min(
+            NUMBERS_IN_A_WINDOW // widest,
+            MULTIPLICATIONS_IN_A_WINDOW // multiplications,
+        )
+        return length if length >= SHORTEST_WINDOW else 1
+
+
+class _Sweeps:
+    """The sweeps of one window.
+
+    Args:
+        chain: all rounds.
+        rounds: those of the window, in a row.
+        start: the law before them.
+    """
+
+    def __init__(self, chain: ClippedRounds, rounds: slice, start: Law) -> None:
+        self.chain = chain
+        self.rounds = rounds
+        self.start = start
+        self.length = rounds.stop - rounds.start
+        self.weight = chain.weight_of_device[:, rounds]
+        self.kick = chain.kick[rounds]
+        self.enters = chain.enters[rounds]
+        self.noise = chain.noise[None, rounds, None] * chain.noise_enters[rounds]
+        shape = (chain.clip.size, self.length)
+        # What follows is overwritten by every sweep.
+        self.norm_sq = np.ones(shape)
+        """Squared norms of the devices' gradients if nothing were clipped, [K, W]."""
+        self.devices_left = np.ones(shape)
+        self.is_cut = np.zeros(shape, dtype=bool)
+        self.has_cuts = False
+        self.examples_left = np.ones(self.length)
+        self.changes_left = np.ones(self.length)
+        self.weight_left = np.array(self.weight)
+        """Of devices' gradients in the update, times what is left of them, [K, W]."""
+        self.curvature = np.empty(self.length)
+
+    def settle(self) -> Window | None:
+        """Return the law of the window; None where the sweeps do not settle."""
+        is_settled = self.length == 1 or not self.chain.is_clipped
+        moments = self._moments(self._constant_law())
+        self._clip(moments)
+        feedback: Feedback | None = None
+        distance = np.inf
+        for _ in range(MAX_SWEEPS):
+            law = self._solve()
+            if is_settled:
+                return self._window(law)
+            before = law.between(0, -1)
+            new_moments = self._moments(before)
+            had_cuts = self.has_cuts
+            if had_cuts:
+                if feedback is None or distance > SMALL_CHANGE:
+                    feedback = self._feedback(before, moments)
+                new_moments = feedback.extrapolate(new_moments, moments)
+            self._clip(new_moments)
+            if not (had_cuts or self.has_cuts):
+                return self._window(law)
+            distance = new_moments.distance(moments)
+            is_settled = distance <= TOLERANCE
+            moments = new_moments
+        return None
+
+    def _window(self, law: Law) -> Window:
+        return Window(
+            rounds=self.rounds,
+            devices_left=self.devices_left,
+            is_cut=self.is_cut,
+            examples_left=self.examples_left,
+            curvature=self.curvature,
+            law=law,
+        )
+
+    def _constant_law(self) -> Law:
+        """Return the first guess: the law before every round is that of the start."""
+        mean = np.repeat(self.start.mean[:, None], self.length, axis=1)
+        covariance = np.repeat(self.start.covariance[:, None], self.length, axis=1)
+        return Law(mean, covariance)
+
+    def _moments(self, law: Law) -> GradientMoments:
+        """Return the moments of gradients, for the law before every round."""
+        chain = self.chain
+        position = law.mean[..., 0]
+        change = position * chain.precision[:, None]
+        variance = law.covariance[..., 0]
+        square = np.einsum("dw,dw->w", change, change)
+        square += _weighted_sum(chain.covariance_weights[0], variance)
+        if chain.examples is None:
+            return GradientMoments(change, square, None)
+        # One example adds (u·x) u to its gradient at a distance x.
+        energy = np.einsum("dw,dw->w", position, change)
+        energy += _weighted_sum(chain.covariance_weights[1], variance)
+        return GradientMoments(change, square, chain.example_factor * energy)
+
+    def _clip(self, moments: GradientMoments) -> None:
+        """Compute what clipping leaves of gradients of these moments."""
+        chain = self.chain
+        if not chain.is_clipped:
+            return
+        terms = np.empty((2 + len(moments.change), self.length))
+        terms[0] = 1.0
+        terms[1] = moments.square
+        terms[2:] = moments.change
+        np.matmul(chain.norm_terms, terms, out=self.norm_sq)
+        np.maximum(self.norm_sq, SMALLEST_SQUARE, out=self.norm_sq)
+        clip_sq = chain.clip[:, None] ** 2
+        variance = moments.example_variance
+        if chain.examples is not None and variance is not None:
+            self.examples_left = chain.examples.gradients_left(variance)
+            self.changes_left = chain.examples.changes_left(variance)
+            clip_sq = clip_sq / self.examples_left**2
+        left = np.divide(clip_sq, self.norm_sq, out=self.devices_left)
+        np.less(left, 1.0, out=self.is_cut)
+        np.minimum(left, 1.0, out=left)
+        np.sqrt(left, out=left)
+        np.multiply(self.weight, left, out=self.weight_left)
+        self.has_cuts = chain.examples is not None or bool(self.is_cut.any())
+
+    def _solve(self) -> Law:
+        """Return the law before every round and after the last, for what is left."""
+        chain = self.chain
+        sums = chain.sums_over_devices @ self.weight_left
+        self.curvature = sums[0] * self.changes_left
+        push = sums[2:] * (self.kick * self.examples_left)
+        if chain.examples is not None:
+            push += np.multiply.outer(chain.cut_off, self.kick * sums[1])
+        matrix = chain.matrices(self.curvature, self.rounds)
+        counts = chain.groups.count
+        mean = block_recursion(matrix, -push[..., None] * self.enters, self.start.mean, counts)
+        covariance = block_recursion(
+            _of_covariance(matrix),
+            self._noise(),
+            self.start.covariance,
+            np.ones_like(counts),
+        )
+        return Law(mean, covariance)
+
+    def _noise(self) -> Array:
+        """Return what a round adds to the covariance, [g or 1, W, n (n + 1)/2]."""
+        chain = self.chain
+        if not chain.downlink_noise:
+            return self.noise
+        of_devices = _weighted_sum(chain.data_share**2, self.weight_left**2)
+        of_devices *= chain.downlink_noise * (self.kick * self.changes_left) ** 2
+        by_group = np.multiply.outer(chain.groups.precision**2, of_devices)
+        return self.noise + by_group[..., None] * chain.noise_enters[self.rounds]
+
+    def _feedback(self, law: Law, moments: GradientMoments) -> Feedback:
+        """Return how q answers to a change of itself.
+
+        A change of q changes what is left of gradients and so the curvature, which
+        changes q of the rounds after it. All directions are taken to have the mean
+        precision, weighted by their part of q.
+
+        Args:
+            law: before every round, that a sweep has led to.
+            moments: that it was made with.
+        """
+        chain = self.chain
+        # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖².
+        slope = self.weight_left / self.norm_sq
+        slope *= self.is_cut
+        curvature_slope = _weighted_sum(-0.5 * chain.data_share**3, slope) * self.changes_left
+        variance = moments.example_variance
+        if chain.examples is not None and variance is not None:
+            # The variance of examples' gradients is taken to change as q does.
+            by_log = chain.examples.changes_left_slope(variance)
+            slope_by_log = self.curvature / self.changes_left * by_log
+            # Where a device is cut, less is left to cut.
+            cut = _weighted_sum(chain.data_share, self.weight_left * self.is_cut)
+            by_log = chain.examples.gradients_left_slope(variance)
+            slope_by_log -= cut * self.changes_left * by_log
+            curvature_slope += slope_by_log / moments.square
+        spread = self._spread(law)
+        cubes = _weighted_sum(chain.precision**3, law.mean[..., 0] ** 2)
+        cubes += _weighted_sum(chain.covariance_weights[2], law.covariance[..., 0])
+        precision = cubes / np.maximum(spread[:, 0, 0], SMALLEST_SQUARE)
+        matrix = chain.matrices_at(self.curvature * precision, self.rounds)
+        product = chain.slope[self.rounds] @ spread @ np.swapaxes(matrix, -1, -2)
+        turned = _upper_triangle(product + np.swapaxes(product, -1, -2))
+        enters = (curvature_slope * precision)[:, None] * turned
+        with_feedback = _of_covariance(matrix)
+        with_feedback[..., 0] += enters
+        return Feedback(with_feedback, enters)
+
+    def _spread(self, law: Law) -> Array:
+        """Return Σ_d λ_d² E x xᵀ, [W, n, n]."""
+        chain = self.chain
+        scaled = law.mean * chain.precision[:, None, None]
+        spread = np.einsum("dwr,dwc->wrc", scaled, scaled)
+        covariance = np.einsum("g,gwt->wt", chain.covariance_weights[0], law.covariance)
+        size = spread.shape[-1]
+        for row in range(size):
+            for column in range(size):
+                spread[:, row, column] += covariance[:, row + column]
+        return spread
+
+
+def _weighted_sum(weight: Array, values: Array) -> Array:
+    """Return Σ_i weight[i] values[i], [W].
+
+    OpenBLAS would give a product of this size to several threads.
+    """
+    return np.einsum("i,iw->w", weight, values)
+
+
+def _upper_triangle(matrix: Array) -> Array:
+    """Return the entries of [..., n, n] on and above the diagonal, by row; n ≤ 2."""
+    if matrix.shape[-1] == 1:
+        return matrix[..., 0]
+    return np.stack([matrix[..., 0, 0], matrix[..., 0, 1], matrix[..., 1, 1]], axis=-1)
+
+
+def _of_covariance(matrix: Array) -> Array:
+    """Return what takes the upper triangle of C to that of M C Mᵀ.
+
+    Args:
+        matrix: M, [..., n, n], n ≤ 2.
+
+    Returns:
+        [..., n (n + 1)/2, n (n + 1)/2].
+    """
+    if matrix.shape[-1] == 1:
+        return matrix * matrix
+    a = matrix[..., 0, 0]
+    b = matrix[..., 0, 1]
+    c = matrix[..., 1, 0]
+    d = matrix[..., 1, 1]
+    first = (a * a, 2 * a * b, b * b)
+    mixed = (a * c, a * d + b * c, b * d)
+    last = (c * c, 2 * c * d, d * d)
+    result = np.empty((*a.shape, 3, 3))
+    for row, entries in enumerate((first, mixed, last)):
+        for column, entry in enumerate(entries):
+            result[..., row, column] = entry
+    return result
