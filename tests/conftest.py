@@ -161,15 +161,15 @@ def call(capsys, monkeypatch):
 @pytest.fixture
 def plans_made(monkeypatch):
     """Count the plans that are made from here on: call it for their number."""
-    finished = []
-    finish = build._Planning.finish
+    drafted = []
+    draft = build._Planning.draft
 
     def counting(planning, *arguments, **keywords):
-        finished.append(planning)
-        return finish(planning, *arguments, **keywords)
+        drafted.append(planning)
+        return draft(planning, *arguments, **keywords)
 
-    monkeypatch.setattr(build._Planning, "finish", counting)
-    return lambda: len(finished)
+    monkeypatch.setattr(build._Planning, "draft", counting)
+    return lambda: len(drafted)
 
 
 @pytest.fixture

@@ -56,19 +56,32 @@ class ExampleClipping:
         Returns:
             The mean over examples of min(1, limit/norm), [W].
         """
-        left = np.add.outer(self.norms**2, variance)
-        np.sqrt(left, out=left)
-        np.divide(self.limits[:, None], left, out=left)
+        left, _ = self._left_of_longest(variance)
         np.minimum(left, 1.0, out=left)
-        return left.mean(0)
+        return (left.sum(0) + self.norms.size - len(left)) / self.norms.size
 
     def gradients_left_slope(self, variance: Array) -> Array:
         """Return the derivative of log `gradients_left` by that of the variance, [W]."""
-        norm_sq = np.add.outer(self.norms**2, variance)
-        limit = self.limits[:, None]
-        is_cut = norm_sq > limit**2
-        of_examples = is_cut * limit / norm_sq**1.5
-        return -0.5 * variance * of_examples.mean(0) / self.gradients_left(variance)
+        left, norm_sq = self._left_of_longest(variance)
+        of_examples = np.where(left < 1, left / norm_sq, 0.0)
+        mean = of_examples.sum(0) / self.norms.size
+        return -0.5 * variance * mean / self.gradients_left(variance)
+
+    def _left_of_longest(self, variance: Array) -> tuple[Array, Array]:
+        """Return limit/norm, and the squared norm, of all examples that may be clipped.
+
+        Args:
+            variance: of δ, [W].
+
+        Returns:
+            Both for the longest of them, [n, W]; no others exceed their limit.
+        """
+        norms_sq = self.norms**2
+        is_short = norms_sq + variance.max() <= self.limits**2
+        norm_sq = np.add.outer(norms_sq[~is_short], variance)
+        left = np.sqrt(norm_sq)
+        np.divide(self.limits[~is_short, None], left, out=left)
+        return left, norm_sq
 
     def changes_left(self, variance: Array) -> Array:
         """Return what is left of a change of the gradient, as at a change of θ.

@@ -17,7 +17,7 @@ from wflmc.evaluation.clipped_rounds import ClippedRounds, DirectionGroups, Law,
 from wflmc.planning import Plan
 from wflmc.posterior.base import Posterior
 from wflmc.support.errors import InputError, without_data
-from wflmc.support.recursion import block_recursion
+from wflmc.support.recursion import BlockRecursion
 
 MOST = 2**21
 """Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
@@ -169,23 +169,24 @@ class _Summary:
         """Add the kept rounds' covariance with those before them."""
         groups = self.rounds.groups
         rounds = slice(window.rounds.start + first, window.rounds.stop)
-        matrix = self.rounds.matrices(window.curvature[first:], rounds)
         covariance = window.law.covariance[:, first + 1 :]
         size = self.lagged.shape[-1]
-        each_once = np.ones_like(groups.count)
-        lagged = block_recursion(matrix, covariance[..., :size], self.lagged, each_once)
+        recursion = BlockRecursion([1] * len(covariance), covariance.shape[1], size)
+        with_position = [covariance[..., entry] for entry in range(size)]
+        matrix = self.rounds.matrices(window.curvature[first:], rounds)
+        lagged = recursion.solve(matrix, with_position, self.lagged)
         self.lagged = lagged[:, -1]
         with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
         self.sum_variance += float(groups.count @ with_earlier.sum(-1))
 
     def forecast(self, *, average: bool) -> ChainForecast:
         """Return the forecast: the average of the kept rounds, or the worst of them."""
-        kept = np.nan_to_num(np.concatenate(self.kept, axis=1), nan=np.inf)
+        kept = np.nan_to_num(np.concatenate(self.kept, axis=1), nan=np.inf, posinf=np.inf)
         w2_sq, alike, clipped, left = kept
         precision = self.rounds.precision
         variance = float((1 / precision).sum())
         summary = np.mean if average else np.max
-        sum_variance = float(np.nan_to_num(self.sum_variance, nan=np.inf))
+        sum_variance = float(np.nan_to_num(self.sum_variance, nan=np.inf, posinf=np.inf))
         return ChainForecast(
             w2_sq=float(summary(w2_sq)) / variance,
             alike=float(summary(alike)) / precision.size,

@@ -18,7 +18,7 @@ do what would else take dozens. After n sweeps the first n rounds are exact in a
 A window that does not settle is halved, and one of a single round has nothing to settle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from wflmc.dynamics import Array, Dynamics
 from wflmc.evaluation.clipped_examples import ExampleClipping
-from wflmc.support.recursion import block_recursion
+from wflmc.support.recursion import BlockRecursion, Entries
 
 TOLERANCE = 3e-7
 """Relative change of the gradients' moments, from one sweep to the next, after which one
@@ -116,13 +116,21 @@ class GradientMoments(NamedTuple):
         return float(np.maximum(of_square.max(), np.sqrt(of_mean.max())))
 
 
-class Feedback(NamedTuple):
-    """How q = E‖Λx‖² of a window answers to a change of itself."""
+class Feedback:
+    """How q = E‖Λx‖² of a window answers to a change of itself.
 
-    matrix: Array
-    """Of the second moments, feedback included, [W, n (n + 1)/2, n (n + 1)/2]."""
-    enters: Array
-    """How a change of q enters the second moments of the next round, [W, ...]."""
+    Args:
+        matrix: of the second moments of the state, without feedback, entries of [1, W].
+        enters: how a change of q enters the second moments of the next round, [W] each.
+    """
+
+    def __init__(self, matrix: Entries, enters: Sequence[Array]) -> None:
+        self.enters = enters
+        rows = []
+        for row, change in zip(matrix, enters, strict=True):
+            rows.append([row[0] + change, *row[1:]])
+        self.matrix = rows
+        self.recursion = BlockRecursion([1], enters[0].size, len(enters))
 
     def extrapolate(self, moments: GradientMoments, other: GradientMoments) -> GradientMoments:
         """Return moments with q corrected by Newton's method.
@@ -132,9 +140,10 @@ class Feedback(NamedTuple):
             other: that it was made with.
         """
         square = moments.square
-        increments = self.enters * (square - other.square)[:, None]
-        start = np.zeros((1, increments.shape[-1]))
-        response = block_recursion(self.matrix[None], increments[None], start, [1])
+        change = square - other.square
+        increments = [enters * change for enters in self.enters]
+        start = np.zeros((1, len(increments)))
+        response = self.recursion.solve(self.matrix, increments, start)
         factor = 1 + response[0, :-1, 0] / np.maximum(square, SMALLEST_SQUARE)
         factor = np.clip(factor, 1 / LARGEST_EXTRAPOLATION, LARGEST_EXTRAPOLATION)
         factor[np.isnan(factor)] = 1.0
@@ -209,7 +218,7 @@ class ClippedRounds:
             first = rounds.stop
             length = min(2 * length, longest)
 
-    def matrices(self, curvature: Array, rounds: slice) -> Array:
+    def matrices(self, curvature: Array, rounds: slice) -> Entries:
         """Return M(c λ) of every group of directions.
 
         Args:
@@ -217,14 +226,19 @@ class ClippedRounds:
             rounds: of the plan, W of them.
 
         Returns:
-            The matrices, [g, W, n, n].
+            The entries, by row and column, [g, W] each.
         """
-        by_group = np.multiply.outer(self.groups.precision, curvature)
-        return self.matrices_at(by_group, rounds)
+        return self.matrices_at(np.multiply.outer(self.groups.precision, curvature), rounds)
 
-    def matrices_at(self, curvature: Array, rounds: slice) -> Array:
+    def matrices_at(self, curvature: Array, rounds: slice) -> Entries:
         """Return M for the curvature of directions in every round, [..., W]."""
-        return self.drift[rounds] + curvature[..., None, None] * self.slope[rounds]
+        matrix = []
+        for drifts, slopes in zip(self.drift, self.slope, strict=True):
+            row = []
+            for drift, slope in zip(drifts, slopes, strict=True):
+                row.append(drift[rounds] + curvature * slope[rounds])
+            matrix.append(row)
+        return matrix
 
     @cached_property
     def is_clipped(self) -> bool:
@@ -238,31 +252,32 @@ class ClippedRounds:
 
     @cached_property
     def drift(self) -> Array:
-        """M without a gradient, [S, n, n]."""
+        """M without a gradient, [n, n, S]."""
         return self._matrix_at(0.0)
 
     @cached_property
     def slope(self) -> Array:
-        """What a curvature of 1 adds to M, which is linear in it, [S, n, n]."""
+        """What a curvature of 1 adds to M, which is linear in it, [n, n, S]."""
         return self._matrix_at(1.0) - self.drift
 
     def _matrix_at(self, curvature: float) -> Array:
-        """Return M for one curvature, [S, n, n]."""
+        """Return M for one curvature, [n, n, S]."""
         hessian = np.full((self.step_size.size, 1, 1), curvature)
         matrix, _, _ = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
-        return matrix
+        return np.ascontiguousarray(np.moveaxis(matrix, 0, -1))
 
     @cached_property
     def enters(self) -> Array:
-        """How the update enters the state, [S, n]."""
+        """How the update enters the state, [n, S]."""
         hessian = np.ones((self.step_size.size, 1, 1))
         _, _, enters = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
-        return np.broadcast_to(enters[..., 0], (self.step_size.size, enters.shape[-2]))
+        by_round = np.broadcast_to(enters[..., 0], (self.step_size.size, enters.shape[-2]))
+        return np.ascontiguousarray(by_round.T)
 
     @cached_property
-    def noise_enters(self) -> Array:
-        """How the noise of the update enters the covariance, [S, n (n + 1)/2]."""
-        return _upper_triangle(self.enters[:, :, None] * self.enters[:, None])
+    def noise_enters(self) -> Sequence[Array]:
+        """How the noise of the update enters the covariance, its upper triangle, [S]."""
+        return [self.enters[r] * self.enters[c] for r, c in _triangle(len(self.enters))]
 
     @cached_property
     def kick(self) -> Array:
@@ -340,8 +355,8 @@ class _Sweeps:
         self.length = rounds.stop - rounds.start
         self.weight = chain.weight_of_device[:, rounds]
         self.kick = chain.kick[rounds]
-        self.enters = chain.enters[rounds]
-        self.noise = chain.noise[None, rounds, None] * chain.noise_enters[rounds]
+        self.enters = chain.enters[:, rounds]
+        self.noise = [chain.noise[rounds] * enters[rounds] for enters in chain.noise_enters]
         shape = (chain.clip.size, self.length)
         # What follows is overwritten by every sweep.
         self.norm_sq = np.ones(shape)
@@ -354,6 +369,10 @@ class _Sweeps:
         self.weight_left = np.array(self.weight)
         """Of devices' gradients in the update, times what is left of them, [K, W]."""
         self.curvature = np.empty(self.length)
+        counts = chain.groups.count.tolist()
+        single = [1] * len(counts)
+        self.mean_recursion = BlockRecursion(counts, self.length, len(self.enters))
+        self.covariance_recursion = BlockRecursion(single, self.length, len(self.noise))
 
     def settle(self) -> Window | None:
         """Return the law of the window; None where the sweeps do not settle."""
@@ -445,25 +464,27 @@ class _Sweeps:
         if chain.examples is not None:
             push += np.multiply.outer(chain.cut_off, self.kick * sums[1])
         matrix = chain.matrices(self.curvature, self.rounds)
-        counts = chain.groups.count
-        mean = block_recursion(matrix, -push[..., None] * self.enters, self.start.mean, counts)
-        covariance = block_recursion(
+        pushes = [-push * enters for enters in self.enters]
+        mean = self.mean_recursion.solve(matrix, pushes, self.start.mean)
+        covariance = self.covariance_recursion.solve(
             _of_covariance(matrix),
             self._noise(),
             self.start.covariance,
-            np.ones_like(counts),
         )
         return Law(mean, covariance)
 
-    def _noise(self) -> Array:
-        """Return what a round adds to the covariance, [g or 1, W, n (n + 1)/2]."""
+    def _noise(self) -> Sequence[Array]:
+        """Return what a round adds to the covariance, [W] or [g, W] each."""
         chain = self.chain
         if not chain.downlink_noise:
             return self.noise
         of_devices = _weighted_sum(chain.data_share**2, self.weight_left**2)
         of_devices *= chain.downlink_noise * (self.kick * self.changes_left) ** 2
         by_group = np.multiply.outer(chain.groups.precision**2, of_devices)
-        return self.noise + by_group[..., None] * chain.noise_enters[self.rounds]
+        noise = []
+        for of_update, enters in zip(self.noise, chain.noise_enters, strict=True):
+            noise.append(of_update + by_group * enters[self.rounds])
+        return noise
 
     def _feedback(self, law: Law, moments: GradientMoments) -> Feedback:
         """Return how q answers to a change of itself.
@@ -494,25 +515,22 @@ class _Sweeps:
         spread = self._spread(law)
         cubes = _weighted_sum(chain.precision**3, law.mean[..., 0] ** 2)
         cubes += _weighted_sum(chain.covariance_weights[2], law.covariance[..., 0])
-        precision = cubes / np.maximum(spread[:, 0, 0], SMALLEST_SQUARE)
+        precision = cubes / np.maximum(spread[0], SMALLEST_SQUARE)
         matrix = chain.matrices_at(self.curvature * precision, self.rounds)
-        product = chain.slope[self.rounds] @ spread @ np.swapaxes(matrix, -1, -2)
-        turned = _upper_triangle(product + np.swapaxes(product, -1, -2))
-        enters = (curvature_slope * precision)[:, None] * turned
-        with_feedback = _of_covariance(matrix)
-        with_feedback[..., 0] += enters
-        return Feedback(with_feedback, enters)
+        slope = chain.slope[..., self.rounds]
+        turned = _mixed_products(slope, spread, matrix)
+        enters = [curvature_slope * precision * change for change in turned]
+        return Feedback(_of_covariance(matrix), enters)
 
-    def _spread(self, law: Law) -> Array:
-        """Return Σ_d λ_d² E x xᵀ, [W, n, n]."""
+    def _spread(self, law: Law) -> Sequence[Array]:
+        """Return the upper triangle of Σ_d λ_d² E x xᵀ, [W] each."""
         chain = self.chain
-        scaled = law.mean * chain.precision[:, None, None]
-        spread = np.einsum("dwr,dwc->wrc", scaled, scaled)
-        covariance = np.einsum("g,gwt->wt", chain.covariance_weights[0], law.covariance)
-        size = spread.shape[-1]
-        for row in range(size):
-            for column in range(size):
-                spread[:, row, column] += covariance[:, row + column]
+        spread = []
+        for index, (row, column) in enumerate(_triangle(law.mean.shape[-1])):
+            product = law.mean[..., row] * law.mean[..., column]
+            of_mean = _weighted_sum(chain.precision**2, product)
+            covariance = law.covariance[..., index]
+            spread.append(of_mean + _weighted_sum(chain.covariance_weights[0], covariance))
         return spread
 
 
@@ -524,33 +542,42 @@ def _weighted_sum(weight: Array, values: Array) -> Array:
     return np.einsum("i,iw->w", weight, values)
 
 
-def _upper_triangle(matrix: Array) -> Array:
-    """Return the entries of [..., n, n] on and above the diagonal, by row; n ≤ 2."""
-    if matrix.shape[-1] == 1:
-        return matrix[..., 0]
-    return np.stack([matrix[..., 0, 0], matrix[..., 0, 1], matrix[..., 1, 1]], axis=-1)
+def _triangle(size: int) -> Sequence[tuple[int, int]]:
+    """Return row and column of the entries on and above the diagonal, by row."""
+    return [(row, column) for row in range(size) for column in range(row, size)]
 
 
-def _of_covariance(matrix: Array) -> Array:
+def _of_covariance(matrix: Entries) -> Entries:
     """Return what takes the upper triangle of C to that of M C Mᵀ.
 
     Args:
-        matrix: M, [..., n, n], n ≤ 2.
-
-    Returns:
-        [..., n (n + 1)/2, n (n + 1)/2].
+        matrix: M, of one or two rows.
     """
-    if matrix.shape[-1] == 1:
-        return matrix * matrix
-    a = matrix[..., 0, 0]
-    b = matrix[..., 0, 1]
-    c = matrix[..., 1, 0]
-    d = matrix[..., 1, 1]
-    first = (a * a, 2 * a * b, b * b)
-    mixed = (a * c, a * d + b * c, b * d)
-    last = (c * c, 2 * c * d, d * d)
-    result = np.empty((*a.shape, 3, 3))
-    for row, entries in enumerate((first, mixed, last)):
-        for column, entry in enumerate(entries):
-            result[..., row, column] = entry
-    return result
+    if len(matrix) == 1:
+        return [[matrix[0][0] ** 2]]
+    (a, b), (c, d) = matrix
+    return [
+        [a * a, 2 * a * b, b * b],
+        [a * c, a * d + b * c, b * d],
+        [c * c, 2 * c * d, d * d],
+    ]
+
+
+def _mixed_products(left: Entries, moments: Sequence[Array], right: Entries) -> Sequence[Array]:
+    """Return the upper triangle of A Q Bᵀ + B Q Aᵀ.
+
+    Args:
+        left: A, of one or two rows.
+        moments: the upper triangle of Q.
+        right: B.
+    """
+    size = len(left)
+    products = []
+    for row, column in _triangle(size):
+        total = np.zeros_like(moments[0])
+        for i in range(size):
+            for j in range(size):
+                entry = moments[i + j]
+                total += (left[row][i] * right[column][j] + right[row][i] * left[column][j]) * entry
+        products.append(total)
+    return products

@@ -30,79 +30,83 @@ def backward(increments: ArrayLike, factor: NDArray[np.float64]) -> NDArray[np.f
     return first_order(np.asarray(increments)[::-1], np.concatenate([factor[:1], factor[:0:-1]]))[::-1]
 
 
-def block_recursion(
-    matrix: NDArray[np.float64],
-    increments: NDArray[np.float64],
-    start: NDArray[np.float64],
-    counts: Sequence[int],
-) -> NDArray[np.float64]:
-    """x[s+1] = matrix[s] x[s] + increments[s], of many sequences of short vectors.
+Entries = Sequence[Sequence[NDArray[np.float64]]]
+"""The rows of a small matrix that changes with the step: each entry is [g, S]."""
+
+
+class BlockRecursion:
+    """x[s+1] = A[s] x[s] + b[s], of many sequences of short vectors, all steps at once.
 
     It is a triangular system with 2n bands, which BLAS solves by the recursion itself.
-    A sequence that overflows ends in inf or nan.
+    A sequence that overflows ends in inf or nan, and leaves the others alone.
 
     Args:
-        matrix: of every step, one for each group of sequences, [g, S, n, n].
-        increments: of every step, [i, S, n].
-        start: x[0], [i, n].
-        counts: sequences of each group; those of the first group come first.
-
-    Returns:
-        x[0..S], [i, S + 1, n].
+        counts: sequences of each group, which have A in common, [g].
+        steps: S.
+        size: n, the length of the vectors.
     """
-    groups, steps, size, _ = matrix.shape
-    path = np.empty((len(start), steps + 1, size))
-    path[:, 0] = start
-    path[:, 1:] = increments
-    # Row r of a step has −matrix[r, c] in the column of entry c of the step before,
-    # which is n + r − c places to the left.
-    bands = np.zeros((groups, steps + 1, size, 2 * size))
-    for row in range(size):
-        for column in range(size):
-            below = size + row - column
-            np.negative(matrix[..., row, column], out=bands[:, :-1, column, below])
-    if max(counts) > 1:
-        return _solve_by_group(bands, path, counts)
-    together = _solve(bands, path)
-    # From one sequence to the next all bands are 0, and 0 · inf is passed on as nan.
-    if np.isfinite(together[-1, -1, -1]):
-        return together
-    return _solve_by_group(bands, path, counts)
+
+    def __init__(self, counts: Sequence[int], steps: int, size: int) -> None:
+        self.counts = counts
+        self.has_single_sequences = max(counts) == 1
+        self.shape = (sum(counts), steps + 1, size)
+        self.bands = np.zeros((len(counts), steps + 1, size, 2 * size))
+        """Of every group, the columns of its system from the diagonal on."""
+
+    def solve(
+        self,
+        matrix: Entries,
+        increments: Sequence[NDArray[np.float64]],
+        start: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return x[0..S], [i, S + 1, n].
+
+        Args:
+            matrix: A of every group and step, by row and column.
+            increments: every entry of b, [i, S] each.
+            start: x[0], [i, n].
+        """
+        path = np.empty(self.shape)
+        path[:, 0] = start
+        size = self.shape[-1]
+        for row in range(size):
+            path[:, 1:, row] = increments[row]
+            for column in range(size):
+                # In the column of the step before, n + r − c places below the diagonal.
+                band = self.bands[:, :-1, column, size + row - column]
+                np.negative(matrix[row][column], out=band)
+        if not self.has_single_sequences:
+            return self._solve_by_group(path)
+        solution = _solve(self.bands, path)
+        # From one sequence to the next all bands are 0, and 0 · inf is passed on as nan.
+        if np.isfinite(solution[-1, -1, -1]):
+            return solution
+        return self._solve_by_group(path)
+
+    def _solve_by_group(self, right: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Solve one system for each group, of the right-hand sides of its sequences."""
+        groups = len(self.counts)
+        columns = self.bands.reshape(groups, -1, self.bands.shape[-1])
+        sequences = right.reshape(len(right), -1)
+        solution = np.empty_like(sequences)
+        first = 0
+        for group, count in enumerate(self.counts):
+            last = first + count
+            # Transposed, as LAPACK has arrays in Fortran's order.
+            of_group, _ = dtbtrs(columns[group].T, sequences[first:last].T, uplo="L", diag="U")
+            solution[first:last] = of_group.T
+            first = last
+        return solution.reshape(right.shape)
 
 
 def _solve(bands: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     """Solve a triangular system with ones on its diagonal.
 
     Args:
-        bands: the columns from the diagonal on, [..., width].
-        right: one number for each column.
+        bands: its columns from the diagonal on, [..., width].
+        right: the right-hand side, one number for each column.
     """
     width = bands.shape[-1]
-    columns = bands.reshape(-1, width).T  # in Fortran's order, as BLAS has it
+    columns = bands.reshape(-1, width).T
     solution = dtbsv(width - 1, columns, right.reshape(-1), lower=1, diag=1)
     return np.asarray(solution).reshape(right.shape)
-
-
-def _solve_by_group(
-    bands: NDArray[np.float64],
-    right: NDArray[np.float64],
-    counts: Sequence[int],
-) -> NDArray[np.float64]:
-    """Solve one such system for each group of sequences.
-
-    Args:
-        bands: of every group, [g, S + 1, n, 2n].
-        right: of every sequence, [i, S + 1, n].
-        counts: sequences of each group.
-    """
-    columns = bands.reshape(len(bands), -1, bands.shape[-1])
-    sequences = right.reshape(len(right), -1)
-    solution = np.empty_like(right)
-    rows = solution.reshape(sequences.shape)
-    first = 0
-    for group, count in enumerate(counts):
-        last = first + count
-        of_group, _ = dtbtrs(columns[group].T, sequences[first:last].T, uplo="L", diag="U")
-        rows[first:last] = of_group.T
-        first = last
-    return solution

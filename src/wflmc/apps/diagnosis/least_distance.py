@@ -25,7 +25,7 @@ from wflmc.evaluation.clipped_law import ForecastModel
 from wflmc.planning import Plan
 from wflmc.planning.bound import Problem
 from wflmc.planning.build import TrialPlan
-from wflmc.support.recursion import block_recursion
+from wflmc.support.recursion import BlockRecursion
 
 MAX_GROUPS = 8
 """Groups of directions with a bound of their own."""
@@ -129,12 +129,8 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
     curvature = plan.step_size * _sum_over_devices(plan.weight_received, model.share)
     contraction = groups.contraction(curvature)
-    path = block_recursion(
-        contraction[..., None, None],
-        plan.noise_variance[None, :, None],
-        groups.start[:, None],
-        np.ones(groups.count.size, dtype=int),
-    )
+    recursion = BlockRecursion([1] * groups.count.size, len(plan.rounds), 1)
+    path = recursion.solve([[contraction]], [plan.noise_variance], groups.start[:, None])
     kept = groups.distance(path[:, plan.burn_in + 1 :, 0])
     is_average = plan.certificate.objective_name == "average"
     return float(kept.mean() if is_average else kept.max())
@@ -164,13 +160,8 @@ def _weight_of_noise(contraction: Array, burn_in: int) -> Array:
     kept[burn_in:] = 1 / (rounds - burn_in)
     backwards = np.ones((groups, rounds))
     backwards[:, 1:] = contraction[:, :0:-1]
-    increments = np.broadcast_to(kept[::-1], (groups, rounds))
-    path = block_recursion(
-        backwards[..., None, None],
-        increments[..., None],
-        np.zeros((groups, 1)),
-        np.ones(groups, dtype=int),
-    )
+    recursion = BlockRecursion([1] * groups, rounds, 1)
+    path = recursion.solve([[backwards]], [kept[::-1]], np.zeros((groups, 1)))
     return path[:, :0:-1, 0]
 
 

@@ -129,6 +129,8 @@ class ChangeSearch:
         """Keys that causes before have named, by their group."""
         self.forecasts: dict[tuple[tuple[str, SettingValue], ...], ChainForecast] = {}
         """Of all plans that were forecast, by their settings."""
+        self.forecasts_by_digest: dict[str, ChainForecast] = {}
+        """The same, by what the plans make devices and server do."""
         policy = replanner.request.policy
         is_slow = policy.objective in ("exact", "transcript") or policy.csi == "causal"
         self.trial_policy = QUICK_POLICY if is_slow else {}
@@ -269,7 +271,7 @@ class ChangeSearch:
         settings: Mapping[str, SettingValue],
         plan: Plan | None,
     ) -> ChainForecast:
-        """Return the forecast of a plan, made once for the same settings.
+        """Return the forecast of a plan, made once for plans that act alike.
 
         Args:
             settings: of the plan.
@@ -278,9 +280,21 @@ class ChangeSearch:
         name = tuple(sorted(settings.items()))
         if name not in self.forecasts:
             made = plan or self.replanner.trial(settings).plan()
-            model = self._model_from(settings) or model_of(made, self.diagnosed.posterior)
-            self.forecasts[name] = forecast(made, model)
+            self.forecasts[name] = self._forecast_of(made)
         return self.forecasts[name]
+
+    def _forecast_of(self, plan: Plan) -> ChainForecast:
+        """Return the forecast of a plan: that of an earlier one which acts as it does.
+
+        A limit on noise that no round reaches, for instance, changes nothing.
+        """
+        digest = plan.digest
+        if digest not in self.forecasts_by_digest:
+            model = self.diagnosed.model
+            if plan.init != self.diagnosed.plan.init:
+                model = model_of(plan, self.diagnosed.posterior)
+            self.forecasts_by_digest[digest] = forecast(plan, model)
+        return self.forecasts_by_digest[digest]
 
     def _candidates(self, key: str) -> Sequence[Change]:
         """Return what to try for a key, the smallest changes first."""

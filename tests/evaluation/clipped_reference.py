@@ -1,0 +1,111 @@
+"""The forecast of clipped chains written as a loop over rounds: slow, plain, and what the fast one has to match."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from wflmc.evaluation.clipped_law import ChainForecast, ForecastModel
+from wflmc.planning import Plan
+
+QUANTILES = (np.arange(64) + 0.5) / 64
+
+
+class Examples(NamedTuple):
+    """Norms of the examples' gradients at the mode, their clips, and how many there are."""
+
+    norms: np.ndarray
+    limits: np.ndarray
+    count: int
+    cut_off_sq: float
+
+
+def examples_of(plan: Plan, model: ForecastModel, clipping: bool) -> Examples | None:
+    if not clipping or model.examples is None or not np.isfinite(plan.example_clip).any():
+        return None
+    norms = model.examples
+    limits = np.repeat(plan.example_clip, np.rint(model.share * norms.size).astype(int))
+    cut_off_sq = float((np.maximum(norms - limits, 0.0) ** 2).sum())
+    if limits.size > QUANTILES.size and np.all(limits == limits[0]):
+        return Examples(np.quantile(norms, QUANTILES), limits[: QUANTILES.size], limits.size, cut_off_sq)
+    return Examples(norms, limits, limits.size, cut_off_sq)
+
+
+def forecast_by_rounds(
+    plan: Plan,
+    model: ForecastModel,
+    *,
+    clipping: bool = True,
+    excess: bool = True,
+    start: bool = True,
+) -> ChainForecast:
+    """What `wflmc.evaluation.clipped_law.forecast` returns, one round after the other."""
+    cost = model.cost
+    precision = cost.precision
+    share = model.share
+    size = 1 + plan.dynamics.has_velocity
+    noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
+    clip = plan.clip if clipping else np.full(plan.devices, np.inf)
+    examples = examples_of(plan, model, clipping)
+    cut_off = np.zeros_like(precision)
+    if examples is not None:
+        cut_off = np.sqrt(examples.cut_off_sq * precision / precision.sum())
+
+    mean = np.zeros((size, precision.size))
+    covariance = np.zeros((size, size, precision.size))
+    covariance[-1, -1] = 1.0
+    mean[0] = cost.away if start else 0.0
+    covariance[0, 0] = cost.start if start else 1 / precision
+    lagged = np.zeros_like(mean)
+    total = np.zeros_like(precision)
+    least = 1.0
+    kept = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for s in range(len(plan.rounds)):
+            change = precision * mean[0]
+            examples_left = changes_left = 1.0
+            if examples is not None:
+                moved = precision.sum() * (change @ mean[0] + precision @ covariance[0, 0]) / examples.count**2
+                norm = np.sqrt(examples.norms**2 + moved)
+                examples_left = np.minimum(1.0, examples.limits / norm).mean()
+                std = np.sqrt(moved + 1e-300)
+                upper = ndtr((examples.limits - examples.norms) / std)
+                lower = ndtr((-examples.limits - examples.norms) / std)
+                changes_left = (upper - lower).mean()
+            square = change @ change + precision**2 @ covariance[0, 0]
+            norm_sq = (cost.pull**2).sum(-1) + share**2 * square + 2 * share * (cost.pull @ change)
+            norm = examples_left * np.sqrt(np.maximum(norm_sq, 1e-300))
+            left = np.minimum(1.0, clip / norm)
+            least = min(least, left.min() * examples_left)
+
+            weight = plan.weight_received[s] * left
+            curvature = changes_left * (weight @ share)
+            hessian = (precision * curvature)[:, None, None]
+            matrix, _, enters = plan.dynamics.linear_round(plan.step_size[s : s + 1], hessian, mean[:1].T)
+            matrix = matrix.transpose(1, 2, 0)
+            enters = enters.reshape(-1, size)[0]
+            kick = plan.kick[s]
+            push = kick * (examples_left * weight @ cost.pull + weight.mean() * cut_off)
+            received = ((weight * changes_left * share) ** 2).sum()
+            fresh = noise[s] + plan.downlink_noise * (kick * precision) ** 2 * received
+            mean = (matrix * mean).sum(1) - enters[:, None] * push
+            covariance = np.einsum("ikd,kld,jld->ijd", matrix, covariance, matrix)
+            covariance += np.multiply.outer(np.outer(enters, enters), fresh)
+            if s >= plan.burn_in:
+                lagged = (matrix * lagged).sum(1) + covariance[0]
+                total += 2 * lagged[0] - covariance[0, 0]
+                off_sq = mean[0] ** 2 + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - precision**-0.5) ** 2
+                kept.append((off_sq.sum(), precision @ off_sq, (norm > clip).mean(), examples_left * left.mean()))
+    far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
+    variance = (1 / precision).sum()
+    summary = np.mean if plan.certificate.objective_name == "average" else np.max
+    return ChainForecast(
+        w2_sq=float(summary(far) / variance),
+        alike=float(summary(alike) / precision.size),
+        error=float(np.nan_to_num(total.sum(), nan=np.inf) / len(kept) ** 2 / variance),
+        clipped=float(clipped.mean()),
+        shortened=float(shortened.mean()),
+        exact=bool(least > 0.99),
+    )
