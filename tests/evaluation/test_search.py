@@ -39,8 +39,7 @@ def with_cost(key, value, cost):
 
 
 def steps_of(change, bounds, log) -> Generator[float, None, Change | None]:
-    for bound in bounds:
-        yield bound
+    yield from bounds
     log.append(change)
     return change if change.cost_after < CEILING else None
 
@@ -94,7 +93,9 @@ def test_a_price_that_is_not_worth_it_is_found_out_as_well():
         expected = trying_all(table)
         highest = float(np.random.default_rng(seed).uniform(0.1, 30))
         found, _ = best_first(table, seed, 0.5, highest)
-        chosen = [change if change is not None and change.cost_after < highest else None for change in (found, expected)]
+        chosen = [
+            change if change is not None and change.cost_after < highest else None for change in (found, expected)
+        ]
         assert chosen[0] == chosen[1], seed
 
 
