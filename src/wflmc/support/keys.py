@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from wflmc.support import threefry
 from wflmc.support.errors import Found, InputError
 
 WORD = 2**32 - 1
@@ -50,12 +51,12 @@ def named(key: jax.Array, name: str) -> jax.Array:
     number = zlib.crc32(name.encode())
     if isinstance(key, jax.core.Tracer) or key.ndim or len(_words(key)) != 2:  # or one of another kind
         return jax.random.fold_in(key, number)
-    return _key(_threefry(_words(key), [0, number]))
+    return _key(threefry.fold_in(_words(key), number))
 
 
-def _key(words: list[int]) -> jax.Array:
+def _key(words: ArrayLike) -> jax.Array:
     # An array of JAX, as the signature asks for, would compile something.
-    data = np.array(words, np.uint32)
+    data = np.asarray(words, np.uint32)
     return jax.random.wrap_key_data(data, impl="threefry2x32")  # type: ignore[arg-type]
 
 
@@ -98,18 +99,6 @@ def seeded_generator(seed: int, *names: str) -> np.random.Generator:
 
 def _words(key: jax.Array) -> list[int]:
     return [int(word) for word in np.asarray(jax.random.key_data(key)).ravel()]
-
-
-def _threefry(key: list[int], count: list[int]) -> list[int]:
-    """Return a block of Threefry-2x32 with its 20 rounds (Salmon et al., 2011), which is how JAX makes sub-keys."""
-    keys = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
-    x, y = (count[0] + key[0]) & WORD, (count[1] + key[1]) & WORD
-    for part in range(5):
-        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[part % 2]:
-            x = (x + y) & WORD
-            y = (y << turn & WORD | y >> (32 - turn)) ^ x
-        x, y = (x + keys[(part + 1) % 3]) & WORD, (y + keys[(part + 2) % 3] + part + 1) & WORD
-    return [x, y]
 
 
 def digest(*values: ArrayLike | bytes) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from wflmc.dynamics import Kinetic, PhasePoint
 from wflmc.posterior.coordinates import Affine
+from wflmc.support import threefry
 
 Array = NDArray[np.float64]
 Cost = Callable[[jax.Array], jax.Array]
@@ -44,8 +45,14 @@ PASSES, MOST_PASSES = 4, 24
 LONG_PASSES, LONG_PASS_RUNS = 12, 8
 """Passes that follow where that many did not settle, and how many times as long each is. A small step takes chains a
 short way in one pass, and covariances of many parameters then seem to grow by chance alone."""
+PILOT_KEY = (0, 0)
+"""The words of `jax.random.key(0)`."""
+MOTION = Kinetic(2.0)
+"""Of pilot chains, with the friction 2√μ for μ = 1."""
 STEP, GUESS = 0.5, 2.0
 """h√L of the pilot, and L of its first pass."""
+POWER_STEPS = 16
+"""Products by which the largest curvature at a point is estimated."""
 EFFECTIVE = 1024
 """Independent draws that a pass of the pilot is worth, roughly: with few of them the covariance of many parameters is
 taken nearer to that of the pass before."""
@@ -121,6 +128,124 @@ class UnsettledPilotError(GeometryError):
         super().__init__(problem, remedy, direction)
 
 
+class Derivatives:
+    """The derivatives of a cost that coordinates are found by.
+
+    Most of the time that it takes to find coordinates XLA compiles, so there are as few
+    programs as can be: the Hessian at a mode and the curvatures that pilot chains meet
+    are products by one of them.
+    """
+
+    def __init__(self, cost: Cost, dim: int) -> None:
+        """Prepare the programs; each is compiled when it is first called.
+
+        Args:
+            cost: −log p of θ[m].
+            dim: m.
+        """
+        traced_once = jax.jit(cost)
+        self.dim = dim
+        self._value_and_gradient = jax.jit(jax.value_and_grad(traced_once))
+        self._product = jax.jit(lambda at, v: jax.jvp(jax.grad(traced_once), (at,), (v,))[1])
+        self._repeated_products = jax.jit(partial(_repeated_products, traced_once))
+        self._rounds = jax.jit(partial(_rounds, traced_once))
+
+    def value_and_gradient(self, theta: Array) -> tuple[float, Array]:
+        """Return the cost and its gradient at θ[m]."""
+        value, gradient = self._value_and_gradient(theta)
+        return float(value), np.asarray(gradient)
+
+    def value(self, theta: Array) -> float:
+        """Return the cost at θ[m]."""
+        return self.value_and_gradient(theta)[0]
+
+    def hessian(self, theta: Array) -> Array:
+        """Return the Hessian at θ[m], [m, m]."""
+        columns = [self._product(theta, direction) for direction in np.eye(self.dim)]
+        return np.stack(columns)
+
+    def largest_curvature(self, affine: Affine, phi: Array, directions: Array) -> float:
+        """Return the largest curvature at some points, by the power method.
+
+        Args:
+            affine: the coordinates of the points, and of curvatures.
+            phi: points [chain, m].
+            directions: to begin with, [chain, m].
+        """
+        products = self._repeated_products(affine, phi, directions)
+        return float(np.max(np.linalg.norm(products, axis=-1)))
+
+    def rounds(
+        self,
+        affine: Affine,
+        point: PhasePoint[Array],
+        *,
+        normals: Array,
+        step_size: float,
+    ) -> tuple[PhasePoint[Array], Array]:
+        """Move chains by kinetic Langevin steps.
+
+        Args:
+            affine: the coordinates that chains move in.
+            point: where they are, [chain, m] each.
+            normals: draws of N(0, 1), [round, chain, m].
+            step_size: h.
+
+        Returns:
+            Where chains are afterwards, and all their positions, [round, chain, m].
+        """
+        noise_std = MOTION.langevin_noise(step_size) ** 0.5
+        results = self._rounds(affine, point, normals, step_size, noise_std)
+        last, positions = jax.tree.map(np.asarray, results)
+        return last, positions
+
+
+def _repeated_products(
+    cost: Cost,
+    affine: Affine,
+    phi: jax.Array,
+    directions: jax.Array,
+) -> jax.Array:
+    """Return directions[chain, m] after products with the Hessian at φ[chain, m]."""
+    slope = jax.grad(lambda at: cost(affine.parameters(at)))
+
+    def repeated(at: jax.Array, direction: jax.Array) -> jax.Array:
+        def product(_: int, v: jax.Array) -> jax.Array:
+            return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
+
+        return jax.lax.fori_loop(0, POWER_STEPS, product, direction)
+
+    return jax.vmap(repeated)(phi, directions)
+
+
+def _rounds(
+    cost: Cost,
+    affine: Affine,
+    point: PhasePoint[jax.Array],
+    normals: jax.Array,
+    step_size: float,
+    noise_std: float,
+) -> tuple[PhasePoint[jax.Array], jax.Array]:
+    """Return where chains are after some rounds, and all their positions."""
+    slope = jax.grad(lambda at: cost(affine.parameters(at)))
+
+    def body(
+        state: PhasePoint[jax.Array], draws: jax.Array
+    ) -> tuple[PhasePoint[jax.Array], jax.Array]:
+        gradient = jax.vmap(slope)(MOTION.gradient_position(state, step_size))
+        moved = MOTION.step(
+            state,
+            gradient,
+            noise=noise_std * draws,
+            step_size=step_size,
+            scale=1.0,
+            gain=1.0,
+        )
+        return moved, moved.position
+
+    return jax.lax.scan(body, point, normals)
+
+
 def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     """Return coordinates by the Hessian at a mode.
 
@@ -133,18 +258,37 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
     """
-    value_and_grad = jax.jit(jax.value_and_grad(cost))
-    columns = jax.jit(lambda at, v: jax.jvp(jax.grad(cost), (at,), (v,))[1])
+    return _at_mode(Derivatives(cost, start.size), start, free)
+
+
+def pilot(cost: Cost, start: Array, free: Array) -> tuple[Affine, float]:
+    """Return coordinates by pilot chains that begin at a mode, and the largest curvature that they met.
+
+    Args:
+        cost: −log p of θ[m].
+        start: of the search for the mode, [m].
+        free: as of `laplace`.
+
+    Raises:
+        NoModeError: as of `laplace`.
+        UnsettledPilotError: as of `refine`.
+    """
+    derivatives = Derivatives(cost, start.size)
+    return refine(derivatives, _at_mode(derivatives, start, free))
+
+
+def _at_mode(derivatives: Derivatives, start: Array, free: Array) -> Affine:
+    """Return the coordinates of `laplace`."""
 
     def moved(phi: Array, centre: Array, matrix: Array) -> tuple[float, Array]:
-        value, gradient = map(np.asarray, value_and_grad(centre + matrix @ phi))
+        value, gradient = derivatives.value_and_gradient(centre + matrix @ phi)
         good = np.isfinite(value) and np.all(np.isfinite(gradient))
-        return (float(value), gradient @ matrix) if good else (1e300, np.zeros(start.size))
+        return (value, gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
     zero, search = 0 * start, partial(scipy.optimize.minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
     before, theta = start, start + free * search(moved, zero, (start, np.diag(free))).x
     for _ in range(SEARCHES):
-        hessian = np.stack([columns(theta, row) for row in np.eye(start.size)])
+        hessian = derivatives.hessian(theta)
         if not np.all(np.isfinite(hessian)):
             break
         # As after Newton's step with the sign of every curvature mended, which leaves saddle points behind.
@@ -160,16 +304,16 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     if values[0] < -SADDLE:
         raise NoModeError("−log p curves downwards where the search for one ended,", matrix[:, 0])
     for step in matrix.T:  # where the cost is far from quadratic, a standard deviation is shorter
-        while not max(value_and_grad(theta + sign * step)[0] for sign in (-1, 1)) < value + STEEP:
+        while not max(derivatives.value(theta + sign * step) for sign in (-1, 1)) < value + STEEP:
             step /= 2
     steps = np.concatenate([matrix.T, -matrix.T])
-    rise = np.nan_to_num([value_and_grad(theta + AWAY * step)[0] - value for step in steps], nan=np.inf)
+    rise = np.nan_to_num([derivatives.value(theta + AWAY * step) - value for step in steps], nan=np.inf)
     if rise.min() < np.log(AWAY):
         raise NoModeError("−log p does not rise", steps[rise.argmin()])
     return Affine(theta, matrix)
 
 
-def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
+def refine(derivatives: Derivatives, affine: Affine) -> tuple[Affine, float]:
     """Return coordinates by the mean and covariance of pilot chains, and the largest curvature that they met.
 
     Where energies grow until chains are lost, they begin again nearer to the centre with half the step. Where every
@@ -177,66 +321,25 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
     `UNEVEN`; not where the mode has collapsed, from where chains may seem to settle before they reach the posterior.
 
     Args:
-        cost: −log p of θ[m].
+        derivatives: of −log p.
         affine: the coordinates by the Hessian at a mode.
 
     Raises:
         UnsettledPilotError: where a variance still grows in the last pass, as of an improper posterior, or where
             curvatures differ too much for one step size.
     """
-    motion, dim = Kinetic(2.0), affine.centre.size
+    dim = affine.centre.size
     at_mode = affine
-
-    @jax.jit
-    def run(
-        affine: Affine,
-        phi: jax.Array,
-        h: float,
-        std: float,
-        key: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        slope = jax.grad(lambda at: cost(affine.parameters(at)))
-
-        def body(state: PhasePoint[jax.Array], key: jax.Array) -> tuple[PhasePoint[jax.Array], jax.Array]:
-            gradient = jax.vmap(slope)(motion.gradient_position(state, h))
-            noise = std * jax.random.normal(key, phi.shape)
-            moved = motion.step(state, gradient, noise=noise, step_size=h, scale=1.0, gain=1.0)
-            return moved, moved.position
-
-        def largest(at: jax.Array, vector: jax.Array) -> jax.Array:
-            def turned(_: int, v: jax.Array) -> jax.Array:
-                return jax.jvp(slope, (at,), (v / jnp.linalg.norm(v),))[1]
-
-            return jnp.linalg.norm(jax.lax.fori_loop(0, 16, turned, vector))
-
-        first, *rest = jax.random.split(key, ROUNDS + 1)
-        start = jax.random.normal(first, phi.shape)
-        draws = jax.lax.scan(body, PhasePoint(phi, start), jnp.stack(rest))[1][ROUNDS // 2 :]
-        return draws, jnp.max(jax.vmap(largest)(draws[-1], start))
-
-    def simulate(affine: Affine, phi: Array, curvature: float, keys: Iterable[jax.Array]) -> tuple[Array, float]:
-        """Return draws of runs that follow one another, [draw, chain, m], and the largest curvature that they met."""
-        h = STEP / curvature**0.5
-        noise_std = motion.langevin_noise(h) ** 0.5
-        draws, curvatures = [], []
-        for key in keys:
-            kept_draws, largest_curvature = map(np.asarray, run(affine, phi, h, noise_std, key))
-            draws.append(kept_draws)
-            curvatures.append(float(largest_curvature))
-            phi = kept_draws[-1]
-        return np.concatenate(draws), max(curvatures, key=lambda value: value if np.isfinite(value) else np.inf)
-
-    root_key = jax.random.key(0)
-    first, *keys = jax.random.split(root_key, MOST_PASSES + 1)
-    long_keys = jax.random.split(jax.random.fold_in(root_key, 1), (LONG_PASSES, LONG_PASS_RUNS))
-    phi = np.asarray(jax.random.normal(first, (CHAINS, dim)))
+    first, *keys = threefry.split(PILOT_KEY, MOST_PASSES + 1)
+    long_keys = threefry.split(threefry.fold_in(PILOT_KEY, 1), LONG_PASSES * LONG_PASS_RUNS)
+    phi = threefry.normals(first[None], (CHAINS, dim))[0]
     curvature = GUESS
     settled = 0
     growth, vectors = np.full(dim, np.inf), np.eye(dim)
     weight = EFFECTIVE / (EFFECTIVE + 5 * dim)
     uneven: tuple[Affine, float] = affine, UNEVEN
-    for pass_keys in [*([key] for key in keys), *long_keys]:
-        draws, largest = simulate(affine, phi, curvature, pass_keys)
+    for pass_keys in [*([key] for key in keys), *long_keys.reshape(LONG_PASSES, LONG_PASS_RUNS, 2)]:
+        draws, largest = _simulate(derivatives, affine, phi, step_size=STEP / curvature**0.5, keys=pass_keys)
         if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
             phi, curvature = phi / 2, 4 * curvature
             continue
@@ -263,6 +366,36 @@ def refine(cost: Cost, affine: Affine) -> tuple[Affine, float]:
         expansion=expansion,
         direction=affine.matrix @ vectors[:, -1],
     )
+
+
+def _simulate(
+    derivatives: Derivatives,
+    affine: Affine,
+    phi: Array,
+    *,
+    step_size: float,
+    keys: Iterable[threefry.Words],
+) -> tuple[Array, float]:
+    """Return draws of runs that follow one another, [draw, chain, m], and the largest curvature that they met.
+
+    Args:
+        phi: where chains begin, [chain, m].
+        step_size: h.
+        keys: one for every run; draws are those of the second half of its rounds.
+    """
+    draws = []
+    curvatures = []
+    for key in keys:
+        velocity_key, *round_keys = threefry.split(key, ROUNDS + 1)
+        velocity = threefry.normals(velocity_key[None], phi.shape)[0]
+        point = PhasePoint(phi, velocity)
+        for half in np.split(np.stack(round_keys), 2):
+            normals = threefry.normals(half, phi.shape)
+            point, positions = derivatives.rounds(affine, point, normals=normals, step_size=step_size)
+        draws.append(positions)
+        phi = positions[-1]
+        curvatures.append(derivatives.largest_curvature(affine, phi, velocity))
+    return np.concatenate(draws), max(curvatures, key=lambda value: value if np.isfinite(value) else np.inf)
 
 
 def _expansion(before: Affine, after: Affine) -> float:

@@ -15,7 +15,7 @@ from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.posterior.base import STATIC, Maybe, Posterior, check_device
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenvalues, find_mode, laplace, refine
+from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenvalues, find_mode, laplace, pilot
 from wflmc.posterior.custom.precision import in_float32, in_float64
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
@@ -561,9 +561,10 @@ def _coordinates(
         try:
             with in_float64():
                 flat = np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)])
-                space, L = laplace(cost, start, flat), 1.0
                 if given == "pilot":
-                    space, L = refine(cost, space)
+                    space, L = pilot(cost, start, flat)
+                else:
+                    space, L = laplace(cost, start, flat), 1.0
             return space, {"mu": 1.0, "L": L}
         except GeometryError as error:
             raise _without_coordinates(error, layout) from error

@@ -1,0 +1,100 @@
+"""Draws of JAX's default generator, computed by NumPy.
+
+`jax.random` compiles a program for every shape, of which each takes up to half a
+second: more than the draws of a pilot or a command. These functions return the same
+bits. Normal draws differ from JAX's in the last digits alone, by which the inverse of
+the error function is rounded.
+
+A key is its two words, as `jax.random.key_data` returns them.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import scipy  # its parts are imported when used
+from numpy.typing import ArrayLike, NDArray
+
+Words: TypeAlias = NDArray[np.uint32]
+"""Keys, or blocks of random bits, as two words each, [..., 2]."""
+
+PARITY = np.uint32(0x1BD11BDA)
+"""Of the key schedule (Salmon et al., 2011)."""
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+"""Of the rounds of Threefry-2x32, in groups of four that take turns."""
+GROUPS = 5
+"""Of four rounds each: 20 rounds, as JAX has them."""
+MANTISSA_BITS = np.finfo(np.float64).nmant
+NUMBERS_AT_A_TIME = 2**16
+"""Of normal draws: their intermediate results fit into a cache."""
+
+
+def threefry(key: ArrayLike, counts: ArrayLike) -> Words:
+    """Return blocks of Threefry-2x32 with its 20 rounds (Salmon et al., 2011).
+
+    Args:
+        key: two words, [..., 2].
+        counts: two words for every block, [..., 2], of any shape that broadcasts.
+
+    Returns:
+        Two words for every block, [..., 2].
+    """
+    key_words = np.asarray(key, np.uint32)
+    first = key_words[..., :1]
+    second = key_words[..., 1:]
+    schedule = (first, second, first ^ second ^ PARITY)
+    count_words = np.asarray(counts, np.uint32)
+    left = count_words[..., :1] + schedule[0]
+    right = count_words[..., 1:] + schedule[1]
+    for group in range(GROUPS):
+        for rotation in ROTATIONS[group % 2]:
+            left = left + right
+            right = right << np.uint32(rotation) | right >> np.uint32(32 - rotation)
+            right = right ^ left
+        left = left + schedule[(group + 1) % 3]
+        right = right + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return np.concatenate([left, right], axis=-1)
+
+
+def fold_in(key: ArrayLike, number: int) -> Words:
+    """Return the words of `jax.random.fold_in(key, number)`, for 32 bits."""
+    return threefry(key, [0, number])
+
+
+def split(key: ArrayLike, count: int) -> Words:
+    """Return the words of `jax.random.split(key, count)`, [count, 2]."""
+    return threefry(key, _counts(count))
+
+
+def normals(keys: Words, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return `jax.random.normal` of keys[n, 2] in float64, up to rounding, [n, *shape].
+
+    Args:
+        keys: the words of every key.
+        shape: of the draws of one key.
+    """
+    size = int(np.prod(shape))
+    keys_at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, size))
+    starts = range(0, len(keys), keys_at_a_time)
+    parts = [_normals(keys[start : start + keys_at_a_time], size) for start in starts]
+    return np.concatenate([np.zeros((0, size)), *parts]).reshape(len(keys), *shape)
+
+
+def _normals(keys: Words, size: int) -> NDArray[np.float64]:
+    """Return so many normal draws of every key, [n, size]."""
+    words = threefry(keys[:, None, :], _counts(size)).astype(np.uint64)
+    bits = words[..., 0] << np.uint64(32) | words[..., 1]
+    # Random digits of a number from 1 to 2, as JAX makes uniform draws.
+    exponent = np.ones((), np.float64).view(np.uint64)
+    digits = bits >> np.uint64(64 - MANTISSA_BITS) | exponent
+    uniform = digits.view(np.float64) - 1.0
+    lowest = np.nextafter(-1.0, 0.0)
+    symmetric = np.maximum(lowest, uniform * (1.0 - lowest) + lowest)
+    return np.sqrt(2.0) * scipy.special.erfinv(symmetric)
+
+
+def _counts(count: int) -> Words:
+    """Return the numbers from 0 on as high and low words, [count, 2]."""
+    numbers = np.arange(count, dtype=np.uint64)
+    high = numbers >> np.uint64(32)
+    low = numbers & np.uint64(2**32 - 1)
+    return np.stack([high, low], axis=-1).astype(np.uint32)
