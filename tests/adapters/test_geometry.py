@@ -10,6 +10,7 @@ import wflmc
 from wflmc.posterior.custom import geometry
 from wflmc.posterior.custom.geometry import NoModeError, UnsettledPilotError
 from wflmc.posterior.custom.precision import in_float64
+from wflmc.support.compilation import Compiler
 
 numpyro = pytest.importorskip("numpyro", reason="pip install numpyro")
 dist = pytest.importorskip("numpyro.distributions")
@@ -149,5 +150,5 @@ def test_a_hessian_that_is_not_finite_is_said():
     def cost(theta):
         return jnp.sum(jnp.abs(theta) ** 1.5)
 
-    with pytest.raises(NoModeError), in_float64():
-        geometry.laplace(cost, np.zeros(2), np.ones(2))
+    with pytest.raises(NoModeError), in_float64(), Compiler() as compiler:
+        geometry.laplace(geometry.Derivatives(compiler, cost, 2), np.zeros(2), np.ones(2))

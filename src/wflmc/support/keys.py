@@ -72,6 +72,16 @@ def _is_usual_seed(seed: int) -> bool:
     return is_usual_kind and 0 <= operator.index(seed) <= WORD
 
 
+def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return `jax.random.split(key)`, without compiling anything for a usual key."""
+    usual = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if not usual or len(_words(key)) != 2:
+        first, second = jax.random.split(key)
+    else:
+        first, second = map(_key, threefry.split(_words(key), 2))
+    return first, second
+
+
 def host_generator(key: jax.Array, *names: str) -> np.random.Generator:
     """Return a NumPy generator for float64 draws on the host, seeded by the sub-key of `key` for a name.
 

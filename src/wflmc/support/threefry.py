@@ -38,21 +38,28 @@ def threefry(key: ArrayLike, counts: ArrayLike) -> Words:
     Returns:
         Two words for every block, [..., 2].
     """
-    key_words = np.asarray(key, np.uint32)
-    first = key_words[..., :1]
-    second = key_words[..., 1:]
+    words = _blocks(np.asarray(key, np.uint32), np.asarray(counts, np.uint32))
+    return np.concatenate(words, axis=-1)
+
+
+def _blocks(key: Words, counts: Words) -> tuple[Words, Words]:
+    """Return the first and the second word of every block, [..., 1] each."""
+    first = key[..., :1]
+    second = key[..., 1:]
     schedule = (first, second, first ^ second ^ PARITY)
-    count_words = np.asarray(counts, np.uint32)
-    left = count_words[..., :1] + schedule[0]
-    right = count_words[..., 1:] + schedule[1]
+    left = counts[..., :1] + schedule[0]
+    right = counts[..., 1:] + schedule[1]
+    shifted = np.empty_like(right)
     for group in range(GROUPS):
         for rotation in ROTATIONS[group % 2]:
-            left = left + right
-            right = right << np.uint32(rotation) | right >> np.uint32(32 - rotation)
-            right = right ^ left
-        left = left + schedule[(group + 1) % 3]
-        right = right + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return np.concatenate([left, right], axis=-1)
+            left += right
+            np.right_shift(right, 32 - rotation, out=shifted)
+            right <<= rotation
+            right |= shifted
+            right ^= left
+        left += schedule[(group + 1) % 3]
+        right += schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return left, right
 
 
 def fold_in(key: ArrayLike, number: int) -> Words:
@@ -81,15 +88,22 @@ def normals(keys: Words, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 def _normals(keys: Words, size: int) -> NDArray[np.float64]:
     """Return so many normal draws of every key, [n, size]."""
-    words = threefry(keys[:, None, :], _counts(size)).astype(np.uint64)
-    bits = words[..., 0] << np.uint64(32) | words[..., 1]
+    high, low = _blocks(keys[:, None, :], _counts(size))
+    bits = high[..., 0].astype(np.uint64)
+    bits <<= 32
+    bits |= low[..., 0]
     # Random digits of a number from 1 to 2, as JAX makes uniform draws.
-    exponent = np.ones((), np.float64).view(np.uint64)
-    digits = bits >> np.uint64(64 - MANTISSA_BITS) | exponent
-    uniform = digits.view(np.float64) - 1.0
+    bits >>= 64 - MANTISSA_BITS
+    bits |= np.ones((), np.float64).view(np.uint64)
+    draws = bits.view(np.float64)
+    draws -= 1.0
     lowest = np.nextafter(-1.0, 0.0)
-    symmetric = np.maximum(lowest, uniform * (1.0 - lowest) + lowest)
-    return np.sqrt(2.0) * scipy.special.erfinv(symmetric)
+    draws *= 1.0 - lowest
+    draws += lowest
+    np.maximum(draws, lowest, out=draws)
+    scipy.special.erfinv(draws, out=draws)
+    draws *= np.sqrt(2.0)
+    return draws
 
 
 def _counts(count: int) -> Words:

@@ -11,12 +11,17 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from wflmc.support import keys
 from wflmc.support.trees import Values
 
 Model: TypeAlias = Callable[..., object]
 """A NumPyro model: a function that visits sites. What it returns is not used."""
 Arrays: TypeAlias = dict[str, jax.Array]
 """Arrays by the names of sites, or of examples by their paths."""
+
+
+KEYED_SITES = ("sample", "prng_key", "plate", "control_flow")
+"""Types of sites that `numpyro.handlers.seed` gives a random key."""
 
 
 class Support(Protocol):
@@ -95,6 +100,8 @@ class Site(TypedDict, total=False):
     """By which `numpyro.handlers.scale`, or a plate, multiplies the log-density."""
     is_observed: bool
     cond_indep_stack: Sequence[PlateFrame]
+    kwargs: dict[str, jax.Array | None]
+    """Of a site that may draw: `rng_key`, its random key."""
     args: tuple[int, int | None]
     """Of a plate: its size, and the size of its mini-batches."""
 
@@ -160,6 +167,29 @@ def constrain(
 def seeded(model: Model) -> Model:
     """Return a model that draws with a fixed random key."""
     return library().handlers.seed(model, 0)
+
+
+def seeded_on_host(model: Model) -> Model:
+    """Return a model that draws with the keys of `seeded`, which NumPy makes.
+
+    A model that is not traced compiles a program for every operation, also for those
+    on keys that nothing is drawn with.
+    """
+    messenger = library().primitives.Messenger
+
+    class HostKeys(messenger):  # type: ignore[misc, valid-type]
+        """Give every site that asks for a key the next one."""
+
+        def __init__(self, model: Model) -> None:
+            self.key = keys.seeded(0)
+            super().__init__(model)
+
+        def process_message(self, site: Site) -> None:
+            wants_key = site["type"] in KEYED_SITES and site["value"] is None
+            if wants_key and site["kwargs"]["rng_key"] is None:
+                self.key, site["kwargs"]["rng_key"] = keys.split(self.key)
+
+    return HostKeys(model)
 
 
 def location_and_scale(law: Distribution) -> tuple[jax.Array, jax.Array] | None:

@@ -14,11 +14,12 @@ is listed in `not_covered` of the posterior, and observations of such data are r
 import inspect
 import traceback
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from itertools import product
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -36,6 +37,7 @@ from wflmc.apps.adapters.numpyro_types import (
     library,
     location_and_scale,
     seeded,
+    seeded_on_host,
     values_of,
     visit,
     visit_at,
@@ -45,7 +47,7 @@ from wflmc.posterior.custom.geometry import GeometryError
 from wflmc.posterior.custom.model import INDEX, Sites
 from wflmc.posterior.custom.precision import in_float64
 from wflmc.support.errors import Found, InputError, without_data
-from wflmc.support.trees import ArrayTree, Values
+from wflmc.support.trees import ArrayTree, NumericArray, Values
 
 LeafPath: TypeAlias = tuple[Hashable, ...]
 """Of a leaf in a pytree, as JAX names it."""
@@ -246,7 +248,8 @@ class _Program:
         **options: Any,
     ) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
-        low = {name: bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
+        with in_float64():  # in which these bijections are compiled already
+            low = {name: bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
         sites = Sites(
@@ -267,11 +270,21 @@ class _Program:
         examples: Values,
         replaced: ArgumentLeaves | None = None,
     ) -> Model:
-        """Return the model, without arguments, on some examples.
+        """Return the model of `without_keys` with a random key."""
+        return seeded(self.without_keys(examples, replaced))
+
+    def without_keys(
+        self,
+        examples: Values,
+        replaced: ArgumentLeaves | None = None,
+        arrays: ModuleType = jnp,
+    ) -> Model:
+        """Return the model, without arguments and random keys, on some examples.
 
         Args:
             examples: [rows, ...] by path.
             replaced: other arguments to put in place of the model's own, by path.
+            arrays: `jax.numpy` or `numpy`, whose arrays the model is given.
         """
         rows = examples[INDEX].shape[0]
         replaced = replaced or {}
@@ -279,7 +292,7 @@ class _Program:
         def leaf(path: LeafPath, value: Leaf) -> Leaf:
             name = _name(path)
             if name in self.axes:
-                return jnp.moveaxis(examples[name], 0, self.axes[name])
+                return arrays.moveaxis(examples[name], 0, self.axes[name])
             if name in replaced:
                 return replaced[name]
             return rows if isinstance(value, int | np.integer) and value == self.count else value
@@ -289,7 +302,7 @@ class _Program:
 
         arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
         substitute = library().handlers.substitute
-        return seeded(substitute(lambda: self.model(**arguments), substitute_fn=plate))
+        return substitute(lambda: self.model(**arguments), substitute_fn=plate)
 
     def trace(self, model: Model, parameters: Values, chosen: Values) -> dict[str, Site]:
         """Return the sites of a cut model.
@@ -455,8 +468,7 @@ def _read(
         _find_examples(program, axis, initial)
         _check_latent(program, keep)
         _check_sources(program)
-        _check_prior(program)
-        _check_sums(program)
+        _check_densities(program)
     return program
 
 
@@ -483,7 +495,7 @@ def _run_on_blanks(program: _Program) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _find_sites(seeded(lambda: program.model(**arguments)), {})
+            _find_sites(lambda _: partial(program.model, **arguments), {})
         except Exception:  # what the model cannot do with ones, it may do with data; `_not_covered` lists it
             program.runs_on_ones = False
 
@@ -520,15 +532,30 @@ class _Reading(NamedTuple):
     """All values of the discrete ones."""
 
 
-def _find_sites(model: Model, initial: Mapping[str, ArrayLike]) -> _Reading:
-    """Run a model without arguments at the start.
+def _find_sites(model: Callable[[ModuleType], Model], initial: Mapping[str, ArrayLike]) -> _Reading:
+    """Run a model without arguments at the start, with arrays of NumPy if it can.
+
+    JAX would compile a program for each of its operations. What a model cannot do with arrays of NumPy, such as to
+    index them inside a loop of JAX, it is asked to do with those of JAX.
 
     Args:
+        model: without random keys, for the library of its arrays.
         initial: values of latent sites by name; others are 0 in unconstrained space.
     """
+    try:
+        with np.errstate(all="ignore"):
+            return _visit_sites(model(np), initial, np)
+    except InputError:
+        raise
+    except Exception:  # whatever a person's model may raise
+        return _visit_sites(model(jnp), initial, jnp)
+
+
+def _visit_sites(model: Model, initial: Mapping[str, ArrayLike], arrays: ModuleType) -> _Reading:
+    """Run a model at the start with arrays of NumPy, which it cannot change, or of JAX."""
     reading = _Reading({}, {}, {})
 
-    def value_of(site: Site) -> jax.Array | None:
+    def value_of(site: Site) -> NumericArray | None:
         if site["type"] != "sample" or site["is_observed"]:
             return None
         name = site["name"]
@@ -537,17 +564,25 @@ def _find_sites(model: Model, initial: Mapping[str, ArrayLike]) -> _Reading:
             if not fn.has_enumerate_support:
                 raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
             reading.supports[name] = values_of(fn)
-            return jnp.broadcast_to(reading.supports[name][0], fn.shape())
+            return _constant_array(arrays.broadcast_to(reading.supports[name][0], fn.shape()))
         to_support = bijection(site)
         shape = to_support.inverse_shape(fn.shape())
-        value = jnp.zeros(shape)
+        value = np.zeros(shape)
         if name in initial:
-            value = to_support.inv(jnp.asarray(initial[name], float))
-        reading.start[name] = np.asarray(jnp.broadcast_to(value, shape))
-        return to_support(jnp.asarray(reading.start[name]))  # a NumPy array could not be indexed inside a loop of JAX
+            value = np.asarray(to_support.inv(jnp.asarray(initial[name], float)))
+        reading.start[name] = np.broadcast_to(value, shape).copy()
+        return _constant_array(arrays.asarray(to_support(reading.start[name])))
 
-    reading.sites.update(visit(model, value_of))
+    reading.sites.update(visit(seeded_on_host(model), value_of))
     return reading
+
+
+def _constant_array(values: NumericArray) -> NumericArray:
+    """Return an array that a model cannot change in place: those of JAX cannot be either."""
+    if isinstance(values, np.ndarray):
+        values = values.view()
+        values.flags.writeable = False
+    return values
 
 
 def _find_examples(
@@ -556,7 +591,7 @@ def _find_examples(
     initial: Mapping[str, ArrayLike],
 ) -> None:
     """Find which data are examples, those as long as what is observed, and the sites on placeholders for them."""
-    on_data = _find_sites(seeded(lambda: program.model(**program.arguments)), initial)
+    on_data = _find_sites(lambda _: partial(program.model, **program.arguments), initial)
     program.full = on_data.sites  # names of sites, for errors; what is kept is read off placeholders below
     _check_plates(on_data.sites)
     observed = {name: np.asarray(site["value"]) for name, site in on_data.sites.items() if site.get("is_observed")}
@@ -571,7 +606,8 @@ def _find_examples(
     if not program.axes or not observed:
         raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
 
-    on_placeholders = _find_sites(program.cut_to(program.placeholders(program.count)), initial)
+    placeholders = program.placeholders(program.count)
+    on_placeholders = _find_sites(lambda arrays: program.without_keys(placeholders, arrays=arrays), initial)
     _check_same_sites(on_data, on_placeholders)
     program.observations = observed
     program.full, program.start, program.supports = on_placeholders
@@ -818,17 +854,64 @@ def _near(program: _Program) -> dict[str, np.ndarray]:
     return {name: value + 0.1 * generator.standard_normal(value.shape) for name, value in program.start.items()}
 
 
-def _check_prior(program: _Program) -> None:
-    """Refuse a prior that depends on how many examples there are, or that is not finite; on placeholders alone."""
+class _Densities(NamedTuple):
+    """Log-densities by site, at some parameters and on some examples."""
+
+    whole: Arrays
+    """Of the model on all of these examples, and values of deterministic sites."""
+    prior: Arrays
+    """The same of the model on placeholders."""
+    by_example: Arrays
+    """Of the model on every example alone, added up; of sites of examples."""
+    slopes: Arrays
+    """Of `by_example`, all parameters growing at the same pace: not finite where one of their derivatives is not."""
+
+
+def _check_densities(program: _Program) -> None:
+    """Refuse a prior that depends on the number of examples, and examples that are not independent.
+
+    One program computes all densities: most of the time that these checks take XLA compiles.
+    """
     near = _near(program)
+    placeholders = program.placeholders(program.count)
     chosen = program.first_values
 
     @jax.jit
-    def both(parameters: Values) -> tuple[Arrays, Arrays]:
-        placeholders = jax.tree.map(jnp.asarray, program.placeholders(program.count))
+    def densities(parameters: Values, examples: Values) -> _Densities:
+        def totals(parameters: Values) -> Arrays:
+            alone = jax.vmap(lambda example: program.of_examples(parameters, _as_row(example), chosen))(examples)
+            return {name: jnp.sum(alone[name]) for name in program.likelihood}
+
+        growth = jax.tree.map(jnp.ones_like, parameters)
+        by_example, slopes = jax.jvp(totals, (parameters,), (growth,))
+        return _Densities(
+            whole=program.of_examples(parameters, examples, chosen),
+            prior=program.prior_densities(parameters),
+            by_example=by_example,
+            slopes=slopes,
+        )
+
+    @jax.jit
+    def without_examples(parameters: Values) -> tuple[Arrays, Arrays]:
         return program.of_examples(parameters, placeholders, chosen), program.prior_densities(parameters)
 
-    whole, prior = jax.tree.map(np.asarray, both(near))
+    try:
+        on_placeholders = densities(near, placeholders)
+    except Exception:  # whatever the model raises on one example: what is wrong with its prior is said first
+        _check_prior(program, *without_examples(near))
+        raise
+    _check_prior(program, on_placeholders.whole, on_placeholders.prior)
+    examples = program.examples
+    _check_sums(program, near=densities(near, examples), start=densities(program.start, examples))
+
+
+def _check_prior(program: _Program, whole: Values, prior: Values) -> None:
+    """Refuse a prior that depends on how many examples there are, or that is not finite.
+
+    Args:
+        whole: densities on as many placeholders as there are examples.
+        prior: those on placeholders that the prior is computed with.
+    """
 
     def agrees(name: str) -> bool:
         same_shape = whole[name].shape == prior[name].shape
@@ -848,48 +931,24 @@ def _check_prior(program: _Program) -> None:
     }
 
 
-class _Sums(NamedTuple):
-    """Log-densities of a site of examples, added up."""
+def _check_sums(program: _Program, *, near: _Densities, start: _Densities) -> None:
+    """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start.
 
-    whole: jax.Array
-    """Of the model on all data."""
-    size: jax.Array
-    """The same of absolute values."""
-    by_example: jax.Array
-    """Of the model on every example alone."""
-
-
-def _check_sums(program: _Program) -> None:
-    """Refuse a model whose examples are not independent, or that has no finite density and gradient at the start."""
-    chosen = program.first_values
-
-    @jax.jit
-    def sums_and_slopes(
-        start: Arrays,
-        near: Values,
-        examples: Values,
-    ) -> tuple[dict[str, _Sums], dict[str, Arrays]]:
-        def totals(parameters: Values) -> Arrays:
-            alone = jax.vmap(lambda example: program.of_examples(parameters, _as_row(example), chosen))(examples)
-            return {name: jnp.sum(alone[name]) for name in program.likelihood}
-
-        whole = program.of_examples(near, examples, chosen)
-        by_example = totals(near)
-        sums = {name: _Sums(whole[name].sum(), jnp.abs(whole[name]).sum(), by_example[name]) for name in by_example}
-        return sums, jax.jacfwd(totals)(start)
-
-    start = jax.tree.map(jnp.asarray, program.start)
-    sums, slopes = jax.tree.map(np.asarray, sums_and_slopes(start, _near(program), program.examples))
+    Args:
+        near: densities on all data, close to the start.
+        start: the same at the start.
+    """
     for name in program.likelihood:
         plates = program.full[name]["cond_indep_stack"]
-        whole, size, by_example = sums[name]
+        density = np.asarray(near.whole[name])
+        size = np.abs(density).sum()
         problem, wanted = "", ""
         if plates and not program.is_cut(name):
             problem = f"is in plate {plates[0].name} of {plates[0].size}"
             wanted = f"in a plate over its {program.count} examples, along example_axis"
-        elif not np.isfinite(size) or not all(np.all(np.isfinite(slope)) for slope in slopes[name].values()):
+        elif not np.isfinite(size) or not np.isfinite(start.slopes[name]):
             problem, wanted = NON_FINITE, FINITE
-        elif abs(by_example - whole) > AGREES * (program.count + size):
+        elif abs(float(near.by_example[name]) - density.sum()) > AGREES * (program.count + size):
             problem = "depends on more than its own example"
             wanted = "independent given the parameters: give lagged values as columns, and public means as arguments"
         if problem:

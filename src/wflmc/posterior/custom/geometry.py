@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from wflmc.dynamics import Kinetic, PhasePoint
 from wflmc.posterior.coordinates import Affine
 from wflmc.support import threefry
+from wflmc.support.compilation import Compiler
 
 Array = NDArray[np.float64]
 Cost = Callable[[jax.Array], jax.Array]
@@ -40,6 +41,8 @@ AWAY = 1e6
 SEARCHES = 5
 """For a mode, each in the coordinates of the Hessian where the one before ended."""
 CHAINS, ROUNDS = 64, 192
+KEPT_ROUNDS = ROUNDS // 2
+"""Of a pilot's run, the last ones; a program has as many rounds, and runs twice."""
 PASSES, MOST_PASSES = 4, 24
 """Of the pilot: each begins with the geometry of the one before, until that changes no more."""
 LONG_PASSES, LONG_PASS_RUNS = 12, 8
@@ -129,26 +132,20 @@ class UnsettledPilotError(GeometryError):
 
 
 class Derivatives:
-    """The derivatives of a cost that coordinates are found by.
+    """The derivatives of a cost by which a mode is found."""
 
-    Most of the time that it takes to find coordinates XLA compiles, so there are as few
-    programs as can be: the Hessian at a mode and the curvatures that pilot chains meet
-    are products by one of them.
-    """
-
-    def __init__(self, cost: Cost, dim: int) -> None:
-        """Prepare the programs; each is compiled when it is first called.
+    def __init__(self, compiler: Compiler, cost: Cost, dim: int) -> None:
+        """Have the programs compiled.
 
         Args:
+            compiler: of the programs.
             cost: −log p of θ[m].
             dim: m.
         """
-        traced_once = jax.jit(cost)
+        theta = np.zeros(dim)
         self.dim = dim
-        self._value_and_gradient = jax.jit(jax.value_and_grad(traced_once))
-        self._product = jax.jit(lambda at, v: jax.jvp(jax.grad(traced_once), (at,), (v,))[1])
-        self._repeated_products = jax.jit(partial(_repeated_products, traced_once))
-        self._rounds = jax.jit(partial(_rounds, traced_once))
+        self._value_and_gradient = compiler.start(jax.value_and_grad(cost), theta)
+        self._product = compiler.start(partial(_product, cost), theta, theta)
 
     def value_and_gradient(self, theta: Array) -> tuple[float, Array]:
         """Return the cost and its gradient at θ[m]."""
@@ -164,6 +161,49 @@ class Derivatives:
         columns = [self._product(theta, direction) for direction in np.eye(self.dim)]
         return np.stack(columns)
 
+
+class PilotChains:
+    """Chains of kinetic Langevin steps on a cost."""
+
+    def __init__(self, compiler: Compiler, cost: Cost, dim: int) -> None:
+        """Have the programs compiled.
+
+        Args:
+            compiler: of the programs.
+            cost: −log p of θ[m].
+            dim: m.
+        """
+        affine = Affine(np.zeros(dim), np.eye(dim))
+        points = np.zeros((CHAINS, dim))
+        state = PhasePoint(points, points)
+        normals = np.zeros((KEPT_ROUNDS, CHAINS, dim))
+        self._rounds = compiler.start(partial(_rounds, cost), affine, state, normals, STEP, 1.0)
+        self._power_method = compiler.start(partial(_power_method, cost), affine, points, points)
+
+    def move(
+        self,
+        affine: Affine,
+        point: PhasePoint[Array],
+        *,
+        normals: Array,
+        step_size: float,
+    ) -> tuple[PhasePoint[Array], Array]:
+        """Move chains by some rounds.
+
+        Args:
+            affine: the coordinates that they move in.
+            point: where they are, [chain, m] each.
+            normals: draws of N(0, 1), [KEPT_ROUNDS, chain, m].
+            step_size: h.
+
+        Returns:
+            Where chains are afterwards, and all their positions, [KEPT_ROUNDS, chain, m].
+        """
+        noise_std = MOTION.langevin_noise(step_size) ** 0.5
+        results = self._rounds(affine, point, normals, step_size, noise_std)
+        last, positions = jax.tree.map(np.asarray, results)
+        return last, positions
+
     def largest_curvature(self, affine: Affine, phi: Array, directions: Array) -> float:
         """Return the largest curvature at some points, by the power method.
 
@@ -172,41 +212,23 @@ class Derivatives:
             phi: points [chain, m].
             directions: to begin with, [chain, m].
         """
-        products = self._repeated_products(affine, phi, directions)
-        return float(np.max(np.linalg.norm(products, axis=-1)))
-
-    def rounds(
-        self,
-        affine: Affine,
-        point: PhasePoint[Array],
-        *,
-        normals: Array,
-        step_size: float,
-    ) -> tuple[PhasePoint[Array], Array]:
-        """Move chains by kinetic Langevin steps.
-
-        Args:
-            affine: the coordinates that chains move in.
-            point: where they are, [chain, m] each.
-            normals: draws of N(0, 1), [round, chain, m].
-            step_size: h.
-
-        Returns:
-            Where chains are afterwards, and all their positions, [round, chain, m].
-        """
-        noise_std = MOTION.langevin_noise(step_size) ** 0.5
-        results = self._rounds(affine, point, normals, step_size, noise_std)
-        last, positions = jax.tree.map(np.asarray, results)
-        return last, positions
+        products = self._power_method(affine, phi, directions)
+        with np.errstate(over="ignore", invalid="ignore"):  # of chains that are lost
+            return float(np.max(np.linalg.norm(products, axis=-1)))
 
 
-def _repeated_products(
+def _product(cost: Cost, theta: jax.Array, direction: jax.Array) -> jax.Array:
+    """Return the product of the Hessian at θ[m] with a direction[m]."""
+    return jax.jvp(jax.grad(cost), (theta,), (direction,))[1]
+
+
+def _power_method(
     cost: Cost,
     affine: Affine,
     phi: jax.Array,
     directions: jax.Array,
 ) -> jax.Array:
-    """Return directions[chain, m] after products with the Hessian at φ[chain, m]."""
+    """Return directions[chain, m] after some products with the Hessian at φ[chain, m]."""
     slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
     def repeated(at: jax.Array, direction: jax.Array) -> jax.Array:
@@ -229,9 +251,7 @@ def _rounds(
     """Return where chains are after some rounds, and all their positions."""
     slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
-    def body(
-        state: PhasePoint[jax.Array], draws: jax.Array
-    ) -> tuple[PhasePoint[jax.Array], jax.Array]:
+    def body(state: PhasePoint[jax.Array], draws: jax.Array) -> tuple[PhasePoint[jax.Array], jax.Array]:
         gradient = jax.vmap(slope)(MOTION.gradient_position(state, step_size))
         moved = MOTION.step(
             state,
@@ -246,11 +266,44 @@ def _rounds(
     return jax.lax.scan(body, point, normals)
 
 
-def laplace(cost: Cost, start: Array, free: Array) -> Affine:
+class CoordinateSearch:
+    """The search for coordinates, whose programs are compiled from its beginning on.
+
+    All of it is to be done in float64.
+    """
+
+    def __init__(self, compiler: Compiler, cost: Cost, dim: int, *, by_pilot: bool) -> None:
+        """Have the programs compiled.
+
+        Args:
+            compiler: of the programs.
+            cost: −log p of θ[m].
+            dim: m.
+            by_pilot: whether pilot chains refine what is found at a mode.
+        """
+        traced_once = jax.jit(cost)
+        self._derivatives = Derivatives(compiler, traced_once, dim)
+        self._chains = PilotChains(compiler, traced_once, dim) if by_pilot else None
+
+    def find(self, start: Array, free: Array) -> tuple[Affine, float]:
+        """Return coordinates, and the largest curvature in them.
+
+        Args:
+            start: of the search for a mode, [m].
+            free: as of `laplace`.
+
+        Raises:
+            GeometryError: as of `laplace` and `refine`.
+        """
+        at_mode = laplace(self._derivatives, start, free)
+        return (at_mode, 1.0) if self._chains is None else refine(self._chains, at_mode)
+
+
+def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
     """Return coordinates by the Hessian at a mode.
 
     Args:
-        cost: −log p of θ[m].
+        derivatives: of −log p.
         start: of the search, [m].
         free: 0 for parameters that are scales, else 1, [m]: scales follow when all others are fitted, or would run
             away.
@@ -258,27 +311,6 @@ def laplace(cost: Cost, start: Array, free: Array) -> Affine:
     Raises:
         NoModeError: where the cost falls without end, or does not rise in some direction.
     """
-    return _at_mode(Derivatives(cost, start.size), start, free)
-
-
-def pilot(cost: Cost, start: Array, free: Array) -> tuple[Affine, float]:
-    """Return coordinates by pilot chains that begin at a mode, and the largest curvature that they met.
-
-    Args:
-        cost: −log p of θ[m].
-        start: of the search for the mode, [m].
-        free: as of `laplace`.
-
-    Raises:
-        NoModeError: as of `laplace`.
-        UnsettledPilotError: as of `refine`.
-    """
-    derivatives = Derivatives(cost, start.size)
-    return refine(derivatives, _at_mode(derivatives, start, free))
-
-
-def _at_mode(derivatives: Derivatives, start: Array, free: Array) -> Affine:
-    """Return the coordinates of `laplace`."""
 
     def moved(phi: Array, centre: Array, matrix: Array) -> tuple[float, Array]:
         value, gradient = derivatives.value_and_gradient(centre + matrix @ phi)
@@ -313,7 +345,7 @@ def _at_mode(derivatives: Derivatives, start: Array, free: Array) -> Affine:
     return Affine(theta, matrix)
 
 
-def refine(derivatives: Derivatives, affine: Affine) -> tuple[Affine, float]:
+def refine(chains: PilotChains, affine: Affine) -> tuple[Affine, float]:
     """Return coordinates by the mean and covariance of pilot chains, and the largest curvature that they met.
 
     Where energies grow until chains are lost, they begin again nearer to the centre with half the step. Where every
@@ -321,7 +353,7 @@ def refine(derivatives: Derivatives, affine: Affine) -> tuple[Affine, float]:
     `UNEVEN`; not where the mode has collapsed, from where chains may seem to settle before they reach the posterior.
 
     Args:
-        derivatives: of −log p.
+        chains: on −log p.
         affine: the coordinates by the Hessian at a mode.
 
     Raises:
@@ -339,7 +371,7 @@ def refine(derivatives: Derivatives, affine: Affine) -> tuple[Affine, float]:
     weight = EFFECTIVE / (EFFECTIVE + 5 * dim)
     uneven: tuple[Affine, float] = affine, UNEVEN
     for pass_keys in [*([key] for key in keys), *long_keys.reshape(LONG_PASSES, LONG_PASS_RUNS, 2)]:
-        draws, largest = _simulate(derivatives, affine, phi, step_size=STEP / curvature**0.5, keys=pass_keys)
+        draws, largest = _simulate(chains, affine, phi, step_size=STEP / curvature**0.5, keys=pass_keys)
         if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
             phi, curvature = phi / 2, 4 * curvature
             continue
@@ -369,7 +401,7 @@ def refine(derivatives: Derivatives, affine: Affine) -> tuple[Affine, float]:
 
 
 def _simulate(
-    derivatives: Derivatives,
+    chains: PilotChains,
     affine: Affine,
     phi: Array,
     *,
@@ -381,20 +413,20 @@ def _simulate(
     Args:
         phi: where chains begin, [chain, m].
         step_size: h.
-        keys: one for every run; draws are those of the second half of its rounds.
+        keys: one for every run.
     """
     draws = []
     curvatures = []
     for key in keys:
-        velocity_key, *round_keys = threefry.split(key, ROUNDS + 1)
-        velocity = threefry.normals(velocity_key[None], phi.shape)[0]
+        run_keys = threefry.split(key, ROUNDS + 1)
+        velocity = threefry.normals(run_keys[:1], phi.shape)[0]
         point = PhasePoint(phi, velocity)
-        for half in np.split(np.stack(round_keys), 2):
-            normals = threefry.normals(half, phi.shape)
-            point, positions = derivatives.rounds(affine, point, normals=normals, step_size=step_size)
+        for round_keys in np.split(run_keys[1:], ROUNDS // KEPT_ROUNDS):
+            normals = threefry.normals(round_keys, phi.shape)
+            point, positions = chains.move(affine, point, normals=normals, step_size=step_size)
         draws.append(positions)
         phi = positions[-1]
-        curvatures.append(derivatives.largest_curvature(affine, phi, velocity))
+        curvatures.append(chains.largest_curvature(affine, phi, velocity))
     return np.concatenate(draws), max(curvatures, key=lambda value: value if np.isfinite(value) else np.inf)
 
 

@@ -15,8 +15,9 @@ from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.posterior.base import STATIC, Maybe, Posterior, check_device
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import GeometryError, NoModeError, eigenvalues, find_mode, laplace, pilot
+from wflmc.posterior.custom.geometry import CoordinateSearch, GeometryError, NoModeError, eigenvalues, find_mode
 from wflmc.posterior.custom.precision import in_float32, in_float64
+from wflmc.posterior.custom.start import StartCheck
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
 from wflmc.posterior.partition import by_device
 from wflmc.sums import bound
@@ -25,6 +26,7 @@ from wflmc.sums.blocks import block_size
 from wflmc.sums.constants import CPU_CACHE_BYTES, RECORDS_PER_FLOAT32_SUM
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
+from wflmc.support.compilation import Compiler
 from wflmc.support.errors import Found, InputError, Shown, missing, without_data
 from wflmc.support.keys import digest
 from wflmc.support.trees import ArrayTree, NumericArray
@@ -485,20 +487,25 @@ def posterior_from(
     start, structure, shapes = traced.checked_parameters(initial)
     sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
     layout = traced.ParameterLayout(structure, shapes, sites)
-    with in_float32():
-        model = traced.trace_model(log_likelihood, log_prior, layout, examples)
     pooled = partial(_pooled, log_likelihood, log_prior, layout, examples)
-    space, found = _coordinates(preconditioner, start, pooled, layout)
+    with Compiler() as compiler:
+        begin = partial(_begin_search, compiler, preconditioner, pooled, start.size)
+        # Functions of NumPyro's adapter are checked already; what is wrong with others, `trace_model` is to say.
+        search = begin() if sites.together is not None else None
+        with in_float32():
+            model = traced.trace_model(log_likelihood, log_prior, layout, examples)
+        search = search or begin()
+        start_check = StartCheck(model, examples)
+        if search is not None:
+            start_check.compile(compiler)
+        space, found = _coordinates(preconditioner, start, search, layout)
+        if space is not None:
+            start, initial_std = 0 * start, 1.0
+        known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
+        _check_constants(known, initial_std, batch)
+        start_check.refuse(space, start)  # before the compiler ends, which gives up what nobody has waited for
     if space is not None:
-        model, start, initial_std = model.moved(space), 0 * start, 1.0
-    known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
-    check_positive(known)
-    check_positive({"initial_std": initial_std}, or_zero=True)
-    if mu is not None and L is not None and mu > L:
-        raise InputError("mu", mu, f"at most L = {L:g}")
-    if batch is not None:
-        check_counts(batch=batch)
-    _check_start(model, examples, start)
+        model = model.moved(space)
     parts = by_device(devices, count, **assignment)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
@@ -532,6 +539,22 @@ def posterior_from(
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
+def _check_constants(known: Mapping[str, float], initial_std: float, batch: int | None) -> None:
+    """Refuse constants of a posterior that are out of range.
+
+    Args:
+        known: mu and L, where they are given.
+        initial_std: standard deviation of the starts.
+        batch: examples that a device draws for a round; None: all.
+    """
+    check_positive(known)
+    check_positive({"initial_std": initial_std}, or_zero=True)
+    if "mu" in known and "L" in known and known["mu"] > known["L"]:
+        raise InputError("mu", known["mu"], f"at most L = {known['L']:g}")
+    if batch is not None:
+        check_counts(batch=batch)
+
+
 def _pooled(
     log_likelihood: traced.LogLikelihood,
     log_prior: traced.LogPrior,
@@ -545,26 +568,36 @@ def _pooled(
     return -jnp.sum(together(parameters, examples)) - log_prior(parameters)
 
 
+def _begin_search(
+    compiler: Compiler,
+    given: Preconditioner,
+    cost: Callable[[jax.Array], jax.Array],
+    dim: int,
+) -> CoordinateSearch | None:
+    """Return the search for coordinates that `preconditioner` asks for; None where it asks for none."""
+    if not isinstance(given, str) or given not in ("laplace", "pilot") or dim > MOST_DENSE:
+        return None
+    with in_float64():
+        return CoordinateSearch(compiler, cost, dim, by_pilot=given == "pilot")
+
+
 def _coordinates(
     given: Preconditioner,
     start: Array,
-    cost: Callable[[jax.Array], jax.Array],
+    search: CoordinateSearch | None,
     layout: traced.ParameterLayout,
 ) -> tuple[Affine | None, dict[str, float]]:
     """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
     if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
         return given.coordinates, {"mu": given.mu, "L": given.L}
-    if isinstance(given, str) and given in ("laplace", "pilot") and start.size <= MOST_DENSE:
+    if search is not None:
         free = layout.unflatten(np.ones(layout.dim))
         if isinstance(free, dict):  # as of every model that has sites
             free |= {name: 0 * free[name] for name in layout.sites.scales}
         try:
             with in_float64():
                 flat = np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)])
-                if given == "pilot":
-                    space, L = pilot(cost, start, flat)
-                else:
-                    space, L = laplace(cost, start, flat), 1.0
+                space, L = search.find(start, flat)
             return space, {"mu": 1.0, "L": L}
         except GeometryError as error:
             raise _without_coordinates(error, layout) from error
@@ -594,22 +627,6 @@ def _without_coordinates(
     if isinstance(error, NoModeError):  # other errors say by themselves whether offsets would help
         remedy += "; or a hierarchy written as mean + scale * offset"
     return InputError(name, Found(error.problem), remedy)
-
-
-def _check_start(model: traced.TracedModel, examples: ArrayTree, start: Array) -> None:
-    """Refuse a model that has no value or no gradient where chains begin."""
-    theta, how_many = jnp.asarray(start, jnp.float32), len(jax.tree.leaves(examples)[0])
-    at_a_time = min(how_many, max(1, EXAMPLE_BYTES // (8 * model.dim)))
-    wanted = "finite at `initial`: start elsewhere, or mend it (log of 0? a root at 0? data that are nan?)"
-    problem = "has a value or a gradient that is nan or infinite"
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
-        held = jax.tree.map(traced.on_device, examples)
-    finite = [np.isfinite(values) for values in traced.costs_and_norms(model, held, theta, at_a_time)]
-    if not np.all(finite):
-        first = np.flatnonzero(~np.all(finite, axis=0))[0]
-        raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
-    if not all(np.all(np.isfinite(part)) for part in jax.jit(jax.value_and_grad(model.prior_cost))(theta)):
-        raise InputError("log_prior", Found(problem), wanted)
 
 
 def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
