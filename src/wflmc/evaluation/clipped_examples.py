@@ -101,7 +101,7 @@ class ExampleClipping:
         """Return the derivative of `changes_left` by the logarithm of the variance, [W]."""
         return self._interpolate(variance, LAGRANGE_SLOPE) / LOG_SPACING
 
-    def _interpolate(self, variance: Array, weights: Array) -> Array:
+    def _interpolate(self, variance: Array, weights: np.ndarray) -> Array:
         """Return a combination of `changes_left` at the points around a variance, [W].
 
         Args:

@@ -137,7 +137,7 @@ class _Summary:
         of them; [4, rounds] of every window."""
         self.least_left = 1.0
         """The least that clipping leaves of a gradient."""
-        self.lagged = np.zeros((rounds.groups.count.size, rounds.start.mean.shape[-1]))
+        self.lagged = np.zeros((rounds.groups.sizes.size, rounds.start.mean.shape[-1]))
         """Σ over the kept rounds so far of their covariance with the last one, [g, n]."""
         self.sum_variance = 0.0
         """Variance of the sum of a chain's kept draws, over all directions."""
@@ -157,7 +157,7 @@ class _Summary:
         law = window.law.between(first + 1, None)
         mean_sq = law.mean[..., 0] ** 2
         std = np.sqrt(np.maximum(law.covariance[..., 0], 0.0))
-        off_sq = groups.count[:, None] * (std - groups.precision[:, None] ** -0.5) ** 2
+        off_sq = groups.sizes[:, None] * (std - groups.precision[:, None] ** -0.5) ** 2
         w2_sq = mean_sq.sum(0) + off_sq.sum(0)
         alike = precision @ mean_sq + groups.precision @ off_sq
         clipped = window.is_cut[:, first:].mean(0)
@@ -177,7 +177,7 @@ class _Summary:
         lagged = recursion.solve(matrix, with_position, self.lagged)
         self.lagged = lagged[:, -1]
         with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
-        self.sum_variance += float(groups.count @ with_earlier.sum(-1))
+        self.sum_variance += float(groups.sizes @ with_earlier.sum(-1))
 
     def forecast(self, *, average: bool) -> ChainForecast:
         """Return the forecast: the average of the kept rounds, or the worst of them."""

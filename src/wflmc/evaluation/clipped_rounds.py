@@ -78,7 +78,7 @@ class DirectionGroups(NamedTuple):
 
     precision: Array
     """λ, [g]."""
-    count: NDArray[np.intp]
+    sizes: NDArray[np.intp]
     """Directions of each group, [g]."""
     start: Array
     """Variance of the position at the start, [g]."""
@@ -248,7 +248,7 @@ class ClippedRounds:
     @cached_property
     def precision(self) -> Array:
         """λ of every direction, [d]."""
-        return np.repeat(self.groups.precision, self.groups.count)
+        return np.repeat(self.groups.precision, self.groups.sizes)
 
     @cached_property
     def drift(self) -> Array:
@@ -324,7 +324,7 @@ class ClippedRounds:
     def covariance_weights(self) -> Array:
         """Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient."""
         powers = np.array([[2], [1], [3]])
-        return self.groups.precision**powers * self.groups.count
+        return self.groups.precision**powers * self.groups.sizes
 
     @cached_property
     def _longest_window(self) -> int:
@@ -369,7 +369,7 @@ class _Sweeps:
         self.weight_left = np.array(self.weight)
         """Of devices' gradients in the update, times what is left of them, [K, W]."""
         self.curvature = np.empty(self.length)
-        counts = chain.groups.count.tolist()
+        counts = chain.groups.sizes.tolist()
         single = [1] * len(counts)
         self.mean_recursion = BlockRecursion(counts, self.length, len(self.enters))
         self.covariance_recursion = BlockRecursion(single, self.length, len(self.noise))
@@ -517,8 +517,8 @@ class _Sweeps:
         cubes += _weighted_sum(chain.covariance_weights[2], law.covariance[..., 0])
         precision = cubes / np.maximum(spread[0], SMALLEST_SQUARE)
         matrix = chain.matrices_at(self.curvature * precision, self.rounds)
-        slope = chain.slope[..., self.rounds]
-        turned = _mixed_products(slope, spread, matrix)
+        motion_slope = [list(row) for row in chain.slope[..., self.rounds]]
+        turned = _mixed_products(motion_slope, spread, matrix)
         enters = [curvature_slope * precision * change for change in turned]
         return Feedback(_of_covariance(matrix), enters)
 

@@ -101,10 +101,10 @@ def seeded_generator(seed: int, *names: str) -> np.random.Generator:
     """
     if not _is_usual_seed(seed):
         return host_generator(seeded(seed), *names)
-    words = [0, operator.index(seed)]
+    words = np.array([0, operator.index(seed)], np.uint32)
     for name in names:
-        words = _threefry(words, [0, zlib.crc32(name.encode())])
-    return np.random.default_rng(words)
+        words = threefry.fold_in(words, zlib.crc32(name.encode()))
+    return np.random.default_rng([int(word) for word in words])
 
 
 def _words(key: jax.Array) -> list[int]:

@@ -38,7 +38,7 @@ ROUNDING = 1e-6
 class PrecisionGroups(NamedTuple):
     """Directions in groups of similar precision, with what bounds all of a group."""
 
-    count: Array
+    sizes: Array
     """Directions of each group, [g]."""
     lowest: Array
     """The lowest precision of each group, [g]."""
@@ -58,7 +58,7 @@ class PrecisionGroups(NamedTuple):
         first = distinct[chosen.astype(int)]
         last = np.append(first[1:], precision.size) - 1
         return cls(
-            count=(last + 1 - first).astype(float),
+            sizes=(last + 1 - first).astype(float),
             lowest=ranked[first],
             highest=ranked[last],
             start=np.minimum.reduceat(start[order], first),
@@ -87,7 +87,7 @@ class PrecisionGroups(NamedTuple):
         """
         scaled = (self.lowest * variance.T).T
         excess_std = np.maximum(np.sqrt(scaled) - 1, 0.0)
-        mean = np.tensordot(self.count / self.count.sum(), excess_std**2, 1)
+        mean = np.tensordot(self.sizes / self.sizes.sum(), excess_std**2, 1)
         return (1 - ROUNDING) * mean
 
 
@@ -129,7 +129,7 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
     curvature = plan.step_size * _sum_over_devices(plan.weight_received, model.share)
     contraction = groups.contraction(curvature)
-    recursion = BlockRecursion([1] * groups.count.size, len(plan.rounds), 1)
+    recursion = BlockRecursion([1] * groups.sizes.size, len(plan.rounds), 1)
     path = recursion.solve([[contraction]], [plan.noise_variance], groups.start[:, None])
     kept = groups.distance(path[:, plan.burn_in + 1 :, 0])
     is_average = plan.certificate.objective_name == "average"
