@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from benchmarks import growth, mnist, own_models, planning, sampling, scale
+from benchmarks import advice, growth, mnist, one_chain, own_models, planning, sampling, scale
 
 
 def main() -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax", "jax-privacy")
     console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     console.print(", ".join(f"{name} {version(name)}" for name in names))
+    console.print(one_chain.few_chains((1, 4) if quick else one_chain.CHAINS))
     times, about = mnist.measured_apart()
     console.print(mnist.table(times, about))
     console.print(own_models.own_models())
@@ -39,6 +40,7 @@ def main() -> None:
         console.print(growth.exponents())
     compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])
     console.print(compared)
+    console.print(advice.against_loops((100,) if quick else (100, 1000)))
     console.print(planning.growth(1000 if quick else 10_000))
     if not quick:  # last: its gigabytes would be the peak of all that follows
         console.print(sampling.against_products())
