@@ -14,20 +14,33 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from benchmarks import advice, growth, mnist, one_chain, own_models, planning, sampling, scale
+from benchmarks import (
+    advice,
+    growth,
+    mnist,
+    one_chain,
+    own_models,
+    planning,
+    sampling,
+    scale,
+)
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes only, for a look in a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes only, for a look in a minute"
+    )
     parser.add_argument("--save", metavar="FILE", help="keep the tables in this file")
     parser.add_argument("--plot", metavar="FILE", help="draw the ratios into this file")
     options = parser.parse_args()
     quick = options.quick
     console = Console(width=120, record=True)
     names = ("jax", "numpy", "scipy", "cvxpy", "clarabel", "blackjax", "jax-privacy")
-    console.print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    console.print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     console.print(", ".join(f"{name} {version(name)}" for name in names))
     console.print(one_chain.few_chains((1, 4) if quick else one_chain.CHAINS))
     times, about = mnist.measured_apart()
@@ -38,7 +51,9 @@ def main() -> None:
     if not quick:
         console.print(scale.sizes())
         console.print(growth.exponents())
-    compared, ratios = planning.against_cvxpy([(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)])
+    compared, ratios = planning.against_cvxpy(
+        [(100, 30, 15)] if quick else [(100, 30, 25), (1000, 300, 3)]
+    )
     console.print(compared)
     console.print(advice.against_loops((100,) if quick else (100, 1000)))
     console.print(planning.growth(1000 if quick else 10_000))

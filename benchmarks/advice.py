@@ -32,12 +32,18 @@ def posteriors() -> dict[str, wflmc.posterior.Posterior]:
     """The models of the two studies, their data synthetic."""
     key = jax.random.key(0)
     return {
-        "gaussian": wflmc.gaussian_regression(key, devices=DEVICES, examples=40 * DEVICES),
-        "softmax": wflmc.softmax_regression(key, devices=DEVICES, examples=40 * DEVICES),
+        "gaussian": wflmc.gaussian_regression(
+            key, devices=DEVICES, examples=40 * DEVICES
+        ),
+        "softmax": wflmc.softmax_regression(
+            key, devices=DEVICES, examples=40 * DEVICES
+        ),
     }
 
 
-def arguments(posterior: wflmc.posterior.Posterior, rounds: int, changes: dict[str, float | str]) -> dict[str, object]:
+def arguments(
+    posterior: wflmc.posterior.Posterior, rounds: int, changes: dict[str, float | str]
+) -> dict[str, object]:
     """The arguments of `plan` and `advise` beside the posterior."""
     step_size = 0.4 / (posterior.mu + posterior.L)
     sampler = Sampler()
@@ -46,7 +52,9 @@ def arguments(posterior: wflmc.posterior.Posterior, rounds: int, changes: dict[s
         sampler = Sampler(dynamics="kinetic", friction=float(2 * posterior.mu**0.5))
     return {
         "link": wflmc.Link(channel.rayleigh(0.01), snr_db=30),
-        "privacy": wflmc.Privacy(changes.get("epsilon", 15.0), 0.01, changes.get("clip", 30.0)),
+        "privacy": wflmc.Privacy(
+            changes.get("epsilon", 15.0), 0.01, changes.get("clip", 30.0)
+        ),
         "step_size": float(step_size),
         "burn_in": rounds // 2,
         "samples": rounds - rounds // 2,
@@ -67,7 +75,9 @@ def median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 def against_loops(sizes: tuple[int, ...] = (100, 1000), repeats: int = 3) -> Table:
     """Seconds of advice, and of one forecast against its loop over rounds, both in turns in this run."""
-    table = Table(title=f"Advice for {DEVICES} devices, and one of its forecasts against a loop over rounds")
+    table = Table(
+        title=f"Advice for {DEVICES} devices, and one of its forecasts against a loop over rounds"
+    )
     for name in ("S", "model", "setting", "advice", "forecast", "loop", "times faster"):
         table.add_column(name, justify="right")
     for rounds in sizes:
@@ -76,7 +86,9 @@ def against_loops(sizes: tuple[int, ...] = (100, 1000), repeats: int = 3) -> Tab
                 given = arguments(posterior, rounds, changes)
                 plan = wflmc.plan(posterior, **given)
                 model = model_of(plan, posterior)
-                advice = median_seconds(lambda p=posterior, g=given: wflmc.advise(p, **g), repeats)
+                advice = median_seconds(
+                    lambda p=posterior, g=given: wflmc.advise(p, **g), repeats
+                )
                 fast, slow = side_by_side(
                     lambda p=plan, m=model: forecast(p, m),
                     lambda p=plan, m=model: forecast_by_rounds(p, m),

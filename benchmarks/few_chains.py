@@ -407,7 +407,9 @@ def total_gradient(model: own_models.Model) -> Callable[[Any, Any], Any]:
     return jax.grad(cost)
 
 
-def peer_gradient(model: own_models.Model, microbatch: int) -> Callable[[Any, Any], Any]:
+def peer_gradient(
+    model: own_models.Model, microbatch: int
+) -> Callable[[Any, Any], Any]:
     """Return the sum of clipped gradients by JAX-Privacy."""
 
     def cost(parameters: Any, data: Any) -> jax.Array:
@@ -514,7 +516,10 @@ def custom_cases() -> Iterator[Case]:
             peer = flat_gradient(model, peer_gradient(model, size))
             clipped[f"JAX-Privacy {size}"] = Rival(by_loop(peer), data)
         name = model.name.split(",")[0].split()[0]
-        for promise, rivals in ((device_promise(), {}), (record_promise(posterior), clipped)):
+        for promise, rivals in (
+            (device_promise(), {}),
+            (record_promise(posterior), clipped),
+        ):
             yield Case(
                 name=f"custom {name} {promise.unit}",
                 posterior=posterior,

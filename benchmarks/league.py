@@ -32,7 +32,10 @@ from wflmc.data.sets import Features, load
 HELD_OUT = 5000
 CANDIDATES = tuple(
     LeagueSettings(dynamics, step, clip)
-    for dynamics, steps in (("overdamped", (200, 350, 500, 700, 1000)), ("kinetic", (15, 30, 60, 100)))
+    for dynamics, steps in (
+        ("overdamped", (200, 350, 500, 700, 1000)),
+        ("kinetic", (15, 30, 60, 100)),
+    )
     for step in steps
     for clip in (0.15, 0.3, 0.4, 0.5, 0.65, 0.8, 1.2)
 )
@@ -42,10 +45,15 @@ CANDIDATES = tuple(
 def public_features(name: str) -> Features:
     """Return the training images of a public data set, whitened by themselves."""
     images = load(name)
-    return Features(image_whitening(name)(cached_features(images.train_images), True), images.train_labels.astype(int))
+    return Features(
+        image_whitening(name)(cached_features(images.train_images), True),
+        images.train_labels.astype(int),
+    )
 
 
-def choose(features: Features, epsilon: float, descent: bool = False) -> list[tuple[float, LeagueSettings]]:
+def choose(
+    features: Features, epsilon: float, descent: bool = False
+) -> list[tuple[float, LeagueSettings]]:
     """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
 
     Args:
@@ -53,22 +61,38 @@ def choose(features: Features, epsilon: float, descent: bool = False) -> list[tu
         descent: choose for the rival.
     """
     train, held = held_out_split(features.y)
-    posterior, link = league_posterior(Features(features.X[train], features.y[train])), link_of(0)
+    posterior, link = (
+        league_posterior(Features(features.X[train], features.y[train])),
+        link_of(0),
+    )
     rows, labels, found = features.X[held], features.y[held], []
     for kind in (PLAIN,) if descent else (PLAIN, MOVING):
         some = [candidate for candidate in CANDIDATES if candidate.dynamics == kind]
         make = descent_plan if descent else partial(league_plan, adjacency="add-remove")
         plans = [make(posterior, each, epsilon, link=link) for each in some]
-        trace = sample(jax.random.key(3), posterior, plans, numbers=[0] * len(plans), predictions=rows)
+        trace = sample(
+            jax.random.key(3),
+            posterior,
+            plans,
+            numbers=[0] * len(plans),
+            predictions=rows,
+        )
         scores = scores_of(trace, posterior, rows, labels, [descent] * len(plans))
-        found += [(float(nll), each) for nll, each in zip(scores.nll, some, strict=True)]
+        found += [
+            (float(nll), each) for nll, each in zip(scores.nll, some, strict=True)
+        ]
     return sorted(found)
 
 
-def held_out_split(labels: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def held_out_split(
+    labels: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the places of training images to learn from, and of those to choose by, as many of each class."""
     generator = np.random.default_rng(0)
-    each = [generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False) for label in range(10)]
+    each = [
+        generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False)
+        for label in range(10)
+    ]
     held = np.sort(np.concatenate(each))
     return np.setdiff1d(np.arange(len(labels)), held), held
 
@@ -93,7 +117,10 @@ def show(where: str, private: str, epsilon: float, found: list) -> None:
         if CHOSEN[where, private, epsilon] == best
         else f"the study has {CHOSEN[where, private, epsilon]}"
     )
-    print(f"{where:9} {private:14} ε = {epsilon:<4g} NLL {nll:.4f} {best}: {known}", flush=True)
+    print(
+        f"{where:9} {private:14} ε = {epsilon:<4g} NLL {nll:.4f} {best}: {known}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -41,9 +41,15 @@ class Recipe(NamedTuple):
     def noise(self, examples: int, epsilon: float) -> float:
         """Return the noise multiplier that spends (ε, δ)."""
         accountant = accounting.DpsgdTrainingAccountant(
-            dp_accountant_config=accounting.PldAccountantConfig(value_discretization_interval=1e-3)
+            dp_accountant_config=accounting.PldAccountantConfig(
+                value_discretization_interval=1e-3
+            )
         )
-        how = {"batch_sizes": self.batch, "num_updates": self.steps(examples), "num_samples": examples}
+        how = {
+            "batch_sizes": self.batch,
+            "num_updates": self.steps(examples),
+            "num_samples": examples,
+        }
         return accounting.calibrate_noise_multiplier(
             target_epsilon=epsilon, target_delta=DELTA, accountant=accountant, **how
         )
@@ -61,7 +67,9 @@ RECIPES = [
 def _loss(weights: Any, batch: Any) -> Any:
     """Return the mean cross-entropy of a batch."""
     rows, labels = batch
-    return optax.softmax_cross_entropy_with_integer_labels(rows @ weights, labels).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(
+        rows @ weights, labels
+    ).mean()
 
 
 @cache
@@ -70,10 +78,16 @@ def _update(clip: float, batch: int) -> Any:
     clipped = jax_privacy.clipped_grad(_loss, l2_clip_norm=clip, normalize_by=batch)
 
     @jax.jit
-    def update(state: Any, rows: Any, labels: Any, places: Any, key: Any, std: Any, rate: Any) -> Any:
+    def update(
+        state: Any, rows: Any, labels: Any, places: Any, key: Any, std: Any, rate: Any
+    ) -> Any:
         weights, velocity = state
-        gradient = clipped(weights, (rows[places], labels[places]), is_padding_example=places < 0)
-        velocity = MOMENTUM * velocity + gradient + std * jax.random.normal(key, weights.shape)
+        gradient = clipped(
+            weights, (rows[places], labels[places]), is_padding_example=places < 0
+        )
+        velocity = (
+            MOMENTUM * velocity + gradient + std * jax.random.normal(key, weights.shape)
+        )
         return weights - rate * velocity, velocity
 
     return update
@@ -81,9 +95,14 @@ def _update(clip: float, batch: int) -> Any:
 
 def train(rows: Any, labels: Any, recipe: Recipe, multiplier: float, seed: int) -> Any:
     """Return the weights [d, C] after DP-SGD on rows[N, d]."""
-    update, std = _update(recipe.clip, recipe.batch), multiplier * recipe.clip / recipe.batch
+    update, std = (
+        _update(recipe.clip, recipe.batch),
+        multiplier * recipe.clip / recipe.batch,
+    )
     state = jnp.zeros((2, rows.shape[1], CLASSES))
-    batches = CyclicPoissonSampling(sampling_prob=recipe.batch / len(rows), iterations=recipe.steps(len(rows)))
+    batches = CyclicPoissonSampling(
+        sampling_prob=recipe.batch / len(rows), iterations=recipe.steps(len(rows))
+    )
     for step, places in enumerate(batches.batch_iterator(len(rows), seed)):
         padded = pad_to_multiple_of(places, recipe.batch * 9 // 8)
         key = jax.random.fold_in(jax.random.key(seed), step)
@@ -107,12 +126,19 @@ def compare(name: str, epsilon: float, features: Features) -> dict[str, Any]:
         if shape not in multipliers:
             multipliers[shape] = recipe.noise(len(train_places), epsilon)
         weights = train(*some, recipe, multipliers[shape], 0)
-        found.append((float(scores(weights, rows[held], features.y[held]).nll[0]), recipe))
+        found.append(
+            (float(scores(weights, rows[held], features.y[held]).nll[0]), recipe)
+        )
     nll, best = min(found)
     multiplier = best.noise(len(labels), epsilon)
     weights = [train(rows, labels, best, multiplier, seed) for seed in range(SEEDS)]
-    each = [scores(one, jnp.asarray(features.X_test), features.y_test) for one in weights]
-    means = {key: float(np.mean([getattr(one, key)[0] for one in each])) for key in ("accuracy", "ece", "nll")}
+    each = [
+        scores(one, jnp.asarray(features.X_test), features.y_test) for one in weights
+    ]
+    means = {
+        key: float(np.mean([getattr(one, key)[0] for one in each]))
+        for key in ("accuracy", "ece", "nll")
+    }
     return {
         "data": name,
         "epsilon": epsilon,

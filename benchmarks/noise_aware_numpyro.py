@@ -51,23 +51,36 @@ def regression(x: Any, y: Any) -> None:
 def simulate_regression(rng: np.random.Generator) -> dict[str, Array]:
     """Return one data set of the regression."""
     x = rng.standard_normal(RECORDS)
-    return {"x": x, "y": TRUTH["a"] + TRUTH["b"] * x + TRUTH["sigma"] * rng.standard_normal(RECORDS)}
+    return {
+        "x": x,
+        "y": TRUTH["a"]
+        + TRUTH["b"] * x
+        + TRUTH["sigma"] * rng.standard_normal(RECORDS),
+    }
 
 
 def public_posterior() -> CustomPosterior:
     """Return the posterior of public data, whose coordinates and constants all others take."""
-    return wflmc.from_numpyro(regression, simulate_regression(np.random.default_rng(0)), devices=DEVICES)
+    return wflmc.from_numpyro(
+        regression, simulate_regression(np.random.default_rng(0)), devices=DEVICES
+    )
 
 
-def with_records(posterior: CustomPosterior, records: dict[str, Array]) -> CustomPosterior:
+def with_records(
+    posterior: CustomPosterior, records: dict[str, Array]
+) -> CustomPosterior:
     """Return the same model and coordinates with other records: as `preconditioner=posterior`, but nothing traced."""
     held = {name: values.reshape(DEVICES, -1) for name, values in records.items()}
     return replace(posterior, data={**posterior.data, **held})
 
 
-def private_plan(posterior: CustomPosterior, epsilon: float, clip: float = CLIP) -> wflmc.Plan:
+def private_plan(
+    posterior: CustomPosterior, epsilon: float, clip: float = CLIP
+) -> wflmc.Plan:
     """Return the default plan at ε for a record."""
-    privacy = wflmc.Privacy(epsilon=epsilon, delta=1e-5, clip=2.0, unit="record", example_clip=clip)
+    privacy = wflmc.Privacy(
+        epsilon=epsilon, delta=1e-5, clip=2.0, unit="record", example_clip=clip
+    )
     return wflmc.plan(posterior, LINK, privacy)
 
 
@@ -90,14 +103,22 @@ def holds(intervals: Iterable[tuple[Array, Array]], truth: Array) -> Array:
     return np.array([float(low[0] < value < high[0]) for (low, high), value in pairs])
 
 
-def evaluate_data_set(posterior: CustomPosterior, plan: wflmc.Plan, number: int) -> Outcome:
+def evaluate_data_set(
+    posterior: CustomPosterior, plan: wflmc.Plan, number: int
+) -> Outcome:
     """Run one chain on a posterior, and look at the intervals of its sites."""
-    trace = wflmc.sample(jax.random.key(number), posterior, plan, chains=1, transcript=True)
+    trace = wflmc.sample(
+        jax.random.key(number), posterior, plan, chains=1, transcript=True
+    )
     result = wflmc.noise_aware(trace, posterior)
     truth = np.array([*TRUTH.values()])
-    aware = [[result.interval_by_site(level)[name] for name in TRUTH] for level in LEVELS]
+    aware = [
+        [result.interval_by_site(level)[name] for name in TRUTH] for level in LEVELS
+    ]
     values = posterior.unflatten(trace.theta)
-    chain = [[central_interval(values[name], level) for name in TRUTH] for level in LEVELS]
+    chain = [
+        [central_interval(values[name], level) for name in TRUTH] for level in LEVELS
+    ]
     norms = posterior.example_norms(trace.theta[:, -1])
     return Outcome(
         held=np.stack([holds(intervals, truth) for intervals in aware]),
@@ -119,13 +140,26 @@ def posterior_widths(posterior: CustomPosterior) -> Array:
 def new_table(title: str, first: str) -> Table:
     """Return a table for `add_outcomes`."""
     table = Table(title=title)
-    names = ("rounds", "chain 90 %", "50 %", "noise-aware 90 %", "s.e.", "50 %", "s.e.", *TRUTH, "width", "clipped")
+    names = (
+        "rounds",
+        "chain 90 %",
+        "50 %",
+        "noise-aware 90 %",
+        "s.e.",
+        "50 %",
+        "s.e.",
+        *TRUTH,
+        "width",
+        "clipped",
+    )
     for name in (first, *names):
         table.add_column(name, justify="right")
     return table
 
 
-def add_outcomes(table: Table, name: str, plan: wflmc.Plan, outcomes: list[Outcome], widths: Array) -> None:
+def add_outcomes(
+    table: Table, name: str, plan: wflmc.Plan, outcomes: list[Outcome], widths: Array
+) -> None:
     """Add the means over data sets as a row; standard errors are over data sets."""
     held = np.stack([outcome.held for outcome in outcomes])
     chain = np.stack([outcome.chain_held for outcome in outcomes])
@@ -136,7 +170,11 @@ def add_outcomes(table: Table, name: str, plan: wflmc.Plan, outcomes: list[Outco
         name,
         f"{plan.burn_in} + {len(plan.gain) - plan.burn_in}",
         *(f"{share:.1f}" for share in 100 * chain.mean((0, 2))),
-        *(cell for level in range(2) for cell in (f"{mean[level]:.1f}", f"{100 * error[level]:.1f}")),
+        *(
+            cell
+            for level in range(2)
+            for cell in (f"{mean[level]:.1f}", f"{100 * error[level]:.1f}")
+        ),
         *(f"{share:.1f}" for share in 100 * held[:, 0].mean(0)),
         f"{width:.2f}",
         f"{100 * np.mean([outcome.clipped for outcome in outcomes]):.2f} %",
@@ -148,48 +186,79 @@ def run_data_sets(posterior: CustomPosterior, plan: wflmc.Plan) -> list[Outcome]
     outcomes = []
     for number in range(DATA_SETS):
         records = simulate_regression(np.random.default_rng((1, number)))
-        outcomes.append(evaluate_data_set(with_records(posterior, records), plan, number))
+        outcomes.append(
+            evaluate_data_set(with_records(posterior, records), plan, number)
+        )
     return outcomes
 
 
 def coverage() -> Table:
     """Return what intervals hold at every ε."""
-    table = new_table(f"Intervals by site over {DATA_SETS} data sets, per cent; widths over the posterior's", "ε")
+    table = new_table(
+        f"Intervals by site over {DATA_SETS} data sets, per cent; widths over the posterior's",
+        "ε",
+    )
     posterior = public_posterior()
     for epsilon in EPSILONS:
         plan = private_plan(posterior, epsilon)
-        add_outcomes(table, f"{epsilon:g}", plan, run_data_sets(posterior, plan), posterior_widths(posterior))
+        add_outcomes(
+            table,
+            f"{epsilon:g}",
+            plan,
+            run_data_sets(posterior, plan),
+            posterior_widths(posterior),
+        )
     return table
 
 
 def clip() -> Table:
     """Return the same at ε = 4 for other clips of a record's gradient."""
-    table = new_table(f"ε = 4, by the clip of a record, over {DATA_SETS} data sets", "c")
+    table = new_table(
+        f"ε = 4, by the clip of a record, over {DATA_SETS} data sets", "c"
+    )
     posterior = public_posterior()
     for limit in CLIPS:
         plan = private_plan(posterior, 4.0, limit)
-        add_outcomes(table, f"{limit:g}", plan, run_data_sets(posterior, plan), posterior_widths(posterior))
+        add_outcomes(
+            table,
+            f"{limit:g}",
+            plan,
+            run_data_sets(posterior, plan),
+            posterior_widths(posterior),
+        )
     return table
 
 
 def own() -> Table:
     """Return the same with the defaults of `from_numpyro`: pilot chains on every data set itself."""
-    table = new_table(f"Coordinates by pilot chains on each of {OWN_DATA_SETS} data sets itself", "ε")
+    table = new_table(
+        f"Coordinates by pilot chains on each of {OWN_DATA_SETS} data sets itself", "ε"
+    )
     outcomes: dict[float, list[Outcome]] = {epsilon: [] for epsilon in EPSILONS}
     for number in range(OWN_DATA_SETS):
         records = simulate_regression(np.random.default_rng((1, number)))
         posterior = wflmc.from_numpyro(regression, records, devices=DEVICES)
         for epsilon in EPSILONS:
-            outcomes[epsilon].append(evaluate_data_set(posterior, private_plan(posterior, epsilon), number))
+            outcomes[epsilon].append(
+                evaluate_data_set(posterior, private_plan(posterior, epsilon), number)
+            )
     for epsilon in EPSILONS:
         widths = posterior_widths(posterior)
-        add_outcomes(table, f"{epsilon:g}", private_plan(posterior, epsilon), outcomes[epsilon], widths)
+        add_outcomes(
+            table,
+            f"{epsilon:g}",
+            private_plan(posterior, epsilon),
+            outcomes[epsilon],
+            widths,
+        )
     return table
 
 
 def simulate_labels(rng: np.random.Generator) -> tuple[Array, Array]:
     """Return features[n, 3] and labels[n] of the logistic regression."""
-    features = np.column_stack([np.ones(2 * RECORDS), rng.standard_normal((2 * RECORDS, 2))])
+    features = np.column_stack(
+        [np.ones(2 * RECORDS), rng.standard_normal((2 * RECORDS, 2))]
+    )
     chance = 1 / (1 + np.exp(-features @ WEIGHTS))
     return features, (rng.random(2 * RECORDS) < chance).astype(float)
 
@@ -207,32 +276,48 @@ def log_prior(weights: Any) -> Any:
 
 def start() -> Table:
     """Return the same for a logistic regression whose chains start far from the posterior, in its plain parameters."""
-    table = Table(title=f"A logistic regression of {2 * RECORDS} records, 15 + 15 rounds, over {DATA_SETS} data sets")
+    table = Table(
+        title=f"A logistic regression of {2 * RECORDS} records, 15 + 15 rounds, over {DATA_SETS} data sets"
+    )
     for name in ("start", "ε", "chain 90 %", "noise-aware 90 %", "s.e."):
         table.add_column(name, justify="right")
     for value in (0.0, -1.5):
         first = simulate_labels(np.random.default_rng(0))
         initial = jnp.full(3, value)
-        posterior = wflmc.posterior_from(log_likelihood, log_prior, first, initial=initial, devices=DEVICES)
+        posterior = wflmc.posterior_from(
+            log_likelihood, log_prior, first, initial=initial, devices=DEVICES
+        )
         for epsilon in EPSILONS:
             chain, held = logistic_coverage(posterior, epsilon)
             error = held.mean(1).std() / DATA_SETS**0.5
             shares = (chain.mean(), held.mean(), error)
-            table.add_row(f"{value:g}", f"{epsilon:g}", *(f"{100 * share:.1f}" for share in shares))
+            table.add_row(
+                f"{value:g}",
+                f"{epsilon:g}",
+                *(f"{100 * share:.1f}" for share in shares),
+            )
     return table
 
 
-def logistic_coverage(posterior: CustomPosterior, epsilon: float) -> tuple[Array, Array]:
+def logistic_coverage(
+    posterior: CustomPosterior, epsilon: float
+) -> tuple[Array, Array]:
     """Return what 90 % intervals of the chain and noise-aware ones hold, each [data set, parameter]."""
-    privacy = wflmc.Privacy(epsilon=epsilon, delta=1e-5, clip=400.0, unit="record", example_clip=3.0)
+    privacy = wflmc.Privacy(
+        epsilon=epsilon, delta=1e-5, clip=400.0, unit="record", example_clip=3.0
+    )
     step_size = 0.4 / (posterior.mu + posterior.L)
-    plan = wflmc.plan(posterior, LINK, privacy, step_size=step_size, burn_in=15, samples=15)
+    plan = wflmc.plan(
+        posterior, LINK, privacy, step_size=step_size, burn_in=15, samples=15
+    )
     chain, held = [], []
     for number in range(DATA_SETS):
         features, labels = simulate_labels(np.random.default_rng((1, number)))
         records = features.reshape(DEVICES, -1, 3), labels.reshape(DEVICES, -1)
         data_set = replace(posterior, data=records)
-        trace = wflmc.sample(jax.random.key(number), data_set, plan, chains=1, transcript=True)
+        trace = wflmc.sample(
+            jax.random.key(number), data_set, plan, chains=1, transcript=True
+        )
         result = wflmc.noise_aware(trace, data_set, draws=1)
         intervals = central_interval(trace.theta, LEVELS[0]), result.interval(LEVELS[0])
         for hits, (lower, upper) in zip((chain, held), intervals, strict=True):
@@ -240,13 +325,20 @@ def logistic_coverage(posterior: CustomPosterior, epsilon: float) -> tuple[Array
     return np.array(chain, dtype=float), np.array(held, dtype=float)
 
 
-STUDIES: dict[str, Callable[[], Table]] = {"coverage": coverage, "clip": clip, "start": start, "own": own}
+STUDIES: dict[str, Callable[[], Table]] = {
+    "coverage": coverage,
+    "clip": clip,
+    "start": start,
+    "own": own,
+}
 
 
 def main() -> None:
     """Print the tables that are asked for; all but `own`, which takes a quarter of an hour, by default."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("studies", nargs="*", help=f"which tables: {', '.join(STUDIES)}")
+    parser.add_argument(
+        "studies", nargs="*", help=f"which tables: {', '.join(STUDIES)}"
+    )
     options = parser.parse_args()
     for name in options.studies or [name for name in STUDIES if name != "own"]:
         Console(width=170).print(STUDIES[name]())

@@ -24,12 +24,17 @@ def model(X, y):
 
 
 def log_likelihood(parameters, example):
-    away = (example["y"] - example["X"] @ parameters["beta"]) / jnp.exp(parameters["sigma"])
+    away = (example["y"] - example["X"] @ parameters["beta"]) / jnp.exp(
+        parameters["sigma"]
+    )
     return -0.5 * away**2 - parameters["sigma"] - 0.5 * jnp.log(2 * jnp.pi)
 
 
 def log_prior(parameters):
-    return -0.5 * (jnp.sum(parameters["beta"] ** 2) + jnp.exp(2 * parameters["sigma"])) + parameters["sigma"]
+    return (
+        -0.5 * (jnp.sum(parameters["beta"] ** 2) + jnp.exp(2 * parameters["sigma"]))
+        + parameters["sigma"]
+    )
 
 
 def measure():
@@ -41,13 +46,23 @@ def measure():
     by_hand = {"beta": np.zeros(FEATURES), "sigma": np.zeros(())}
     posteriors = {
         "NumPyro": wflmc.from_numpyro(model, data, **known),
-        "by hand": wflmc.posterior_from(log_likelihood, log_prior, data, initial=by_hand, **known),
+        "by hand": wflmc.posterior_from(
+            log_likelihood, log_prior, data, initial=by_hand, **known
+        ),
     }
-    link, privacy = wflmc.Link(wflmc.channel.static(), snr_db=100), wflmc.Privacy(clip=1e4)
+    link, privacy = (
+        wflmc.Link(wflmc.channel.static(), snr_db=100),
+        wflmc.Privacy(clip=1e4),
+    )
     best = dict.fromkeys(posteriors, np.inf)
     for repeat in range(REPEATS + 1):
         for name, posterior in posteriors.items():
-            how = {"step_size": 1e-5, "burn_in": 0, "samples": ROUNDS, "initial_w2_sq": 1.0}
+            how = {
+                "step_size": 1e-5,
+                "burn_in": 0,
+                "samples": ROUNDS,
+                "initial_w2_sq": 1.0,
+            }
             plan = wflmc.plan(posterior, link, privacy, **how)
             began = time.perf_counter()
             wflmc.sample(jax.random.key(repeat), posterior, plan, chains=CHAINS)
@@ -58,5 +73,8 @@ def measure():
 
 if __name__ == "__main__":
     found = measure()
-    print({name: f"{1e3 * seconds:.3f} ms" for name, seconds in found.items()}, end=" per round; ")
+    print(
+        {name: f"{1e3 * seconds:.3f} ms" for name, seconds in found.items()},
+        end=" per round; ",
+    )
     print(f"overhead {found['NumPyro'] / found['by hand'] - 1:.1%}")

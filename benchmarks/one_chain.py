@@ -207,7 +207,9 @@ def shortest(timed: dict[str, Call]) -> dict[str, float]:
 
 def best_try(seconds: dict[str, float], name: str) -> float | None:
     """Return the shortest of the tries of one thing; None where there are none."""
-    return min((value for key, value in seconds.items() if key.startswith(name)), default=None)
+    return min(
+        (value for key, value in seconds.items() if key.startswith(name)), default=None
+    )
 
 
 def few_chains(numbers: tuple[int, ...] = CHAINS) -> Table:

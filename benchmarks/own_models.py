@@ -31,7 +31,9 @@ class Model(NamedTuple):
 
 
 def _layer(generator: np.random.Generator, *shape: int) -> Any:
-    return jnp.asarray(generator.normal(size=shape) / np.sqrt(np.prod(shape[:-1])), jnp.float32)
+    return jnp.asarray(
+        generator.normal(size=shape) / np.sqrt(np.prod(shape[:-1])), jnp.float32
+    )
 
 
 def models() -> list[Model]:
@@ -47,7 +49,9 @@ def models() -> list[Model]:
 
     def convolution(p: Any, one: Any) -> Any:
         image = one["x"][None, :, :, None]
-        seen = jax.lax.conv_general_dilated(image, p["k"], (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        seen = jax.lax.conv_general_dilated(
+            image, p["k"], (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         return jax.nn.log_softmax(jnp.tanh(seen).ravel() @ p["w"] + p["b"])[one["y"]]
 
     def data(count: int, *shape: int, classes: int = 10) -> dict[str, Any]:
@@ -60,7 +64,11 @@ def models() -> list[Model]:
         "w2": _layer(generator, 64, 10),
         "b2": jnp.zeros(10),
     }
-    kernels = {"k": _layer(generator, 5, 5, 1, 4), "w": _layer(generator, 576, 10), "b": jnp.zeros(10)}
+    kernels = {
+        "k": _layer(generator, 5, 5, 1, 4),
+        "w": _layer(generator, 576, 10),
+        "b": jnp.zeros(10),
+    }
     return [
         Model("network 64-64-10, 6,000 examples", dense, network, data(6000, 64)),
         Model("logistic, 30 features, 60,000 examples", logistic, {"w": _layer(generator, 30), "b": jnp.zeros(())},
@@ -76,12 +84,26 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
         return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))
 
     posterior = wflmc.posterior_from(
-        model.log_likelihood, log_prior, model.data, initial=model.initial, devices=DEVICES, mu=1.0, L=1e4
+        model.log_likelihood,
+        log_prior,
+        model.data,
+        initial=model.initial,
+        devices=DEVICES,
+        mu=1.0,
+        L=1e4,
     )
-    theta = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(model.initial)])
-    weight, clip, example_clip = (jnp.full(DEVICES, value) for value in (1.0, CLIP, EXAMPLE_CLIP))
-    by_record, by_device = (posterior.on_accelerator(1, 2**29, one_by_one) for one_by_one in (True, False))
-    record = jax.jit(lambda held, at: held.unrounded_sum(at, weight, clip, example_clip=example_clip))
+    theta = jnp.concatenate(
+        [jnp.ravel(leaf) for leaf in jax.tree.leaves(model.initial)]
+    )
+    weight, clip, example_clip = (
+        jnp.full(DEVICES, value) for value in (1.0, CLIP, EXAMPLE_CLIP)
+    )
+    by_record, by_device = (
+        posterior.on_accelerator(1, 2**29, one_by_one) for one_by_one in (True, False)
+    )
+    record = jax.jit(
+        lambda held, at: held.unrounded_sum(at, weight, clip, example_clip=example_clip)
+    )
     device = jax.jit(lambda held, at: held.unrounded_sum(at, weight, clip))
     rows = jax.tree.map(jnp.asarray, model.data)
 
@@ -96,7 +118,11 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
         def one(at: Any, given: Any) -> Any:
             return jax.tree.map(lambda x, g: x - 1e-9 * g, at, gradient(at, given))
 
-        return jax.jit(lambda at, given: jax.lax.fori_loop(0, ROUNDS, lambda _, x: one(x, given), at))
+        return jax.jit(
+            lambda at, given: jax.lax.fori_loop(
+                0, ROUNDS, lambda _, x: one(x, given), at
+            )
+        )
 
     device_rounds = rounds(lambda at, held: device(held, at).total.rounded)
     plain_rounds = rounds(total)
@@ -108,20 +134,38 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
         "plain in a loop": lambda: plain_rounds(model.initial, rows),
     }
     for size in MICROBATCHES:
-        peer = jax.jit(jax_privacy.clipped_grad(loss, l2_clip_norm=EXAMPLE_CLIP, microbatch_size=size))
+        peer = jax.jit(
+            jax_privacy.clipped_grad(
+                loss, l2_clip_norm=EXAMPLE_CLIP, microbatch_size=size
+            )
+        )
         timed[f"peer {size}"] = lambda peer=peer: peer(model.initial, rows)
-    return {name: lambda call=call: jax.block_until_ready(call()) for name, call in timed.items()}
+    return {
+        name: lambda call=call: jax.block_until_ready(call())
+        for name, call in timed.items()
+    }
 
 
 def own_models() -> Table:
     """Return our times and those beside them, all measured in turns."""
     table = Table(title="Models of one's own, one chain and round (30 devices)")
-    names = "model", "record clip", "JAX-Privacy", "ratio", "device clip", "plain gradient", "ratio ", "in a loop"
+    names = (
+        "model",
+        "record clip",
+        "JAX-Privacy",
+        "ratio",
+        "device clip",
+        "plain gradient",
+        "ratio ",
+        "in a loop",
+    )
     for name in names:
         table.add_column(name, justify="right")
     for model in models():
         timed = calls(model)
-        seconds = dict(zip(timed, side_by_side(*timed.values(), repeats=11), strict=True))
+        seconds = dict(
+            zip(timed, side_by_side(*timed.values(), repeats=11), strict=True)
+        )
         peer = min(value for name, value in seconds.items() if name.startswith("peer"))
         numbers = seconds["record"], peer, seconds["device"], seconds["plain"]
         record, best, device, plain = (f"{1e3 * value:.2f} ms" for value in numbers)

@@ -19,9 +19,13 @@ from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import Program, round_bounds, solve_by_cvxpy
 
 
-def program_of(rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0) -> Program:
+def program_of(
+    rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0
+) -> Program:
     """The paper's Gaussian study over a Rayleigh channel with thresholds, at any size, as the solver sees it."""
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=devices, examples=40 * devices)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=devices, examples=40 * devices
+    )
     seen: list[Program] = []
 
     def capture(problem) -> Allocation:
@@ -35,7 +39,9 @@ def program_of(rounds: int, devices: int, snr_db: float, objective: str, correla
         step_size=0.4 / (posterior.mu + posterior.L),
         burn_in=rounds // 2,
         samples=rounds - rounds // 2,
-        policy=wflmc.Policy(POLICIES["optimized"]._replace(allocate=capture), objective=objective),
+        policy=wflmc.Policy(
+            POLICIES["optimized"]._replace(allocate=capture), objective=objective
+        ),
     )
     return seen[0]
 
@@ -50,24 +56,44 @@ def dense_program(rounds: int, devices: int, objective: str) -> Program:
     budget = 0.3 * float(np.max(cap @ on[:, :50])) * rng.uniform(0.8, 2, devices)
     base = np.full(rounds, 0.3)
     rho, floor = np.full(rounds, 1 - eta), np.zeros(rounds)
-    return Program(on, budget, cap, (eta * scale) ** 2, rho, base, floor, rounds // 2, objective)
+    return Program(
+        on, budget, cap, (eta * scale) ** 2, rho, base, floor, rounds // 2, objective
+    )
 
 
-def against_cvxpy(sizes: list[tuple[int, int, int]]) -> tuple[Table, dict[str, list[float]]]:
+def against_cvxpy(
+    sizes: list[tuple[int, int, int]],
+) -> tuple[Table, dict[str, list[float]]]:
     """Ratio of times and of objectives, and all ratios of times by size; cvxpy is timed as a user would call it."""
     table = Table(title="Planning against cvxpy + Clarabel (medians, calls in turns)")
-    for name in ("S", "K", "objective", "SNR", "ours", "cvxpy", "times faster", "certified gap", "cvxpy worse by"):
+    for name in (
+        "S",
+        "K",
+        "objective",
+        "SNR",
+        "ours",
+        "cvxpy",
+        "times faster",
+        "certified gap",
+        "cvxpy worse by",
+    ):
         table.add_column(name, justify="right")
     found: dict[str, list[float]] = {}
     for rounds, devices, repeats in sizes:
-        ratios = found.setdefault(f"planning, S = {rounds}, K = {devices}: cvxpy + Clarabel", [])
+        ratios = found.setdefault(
+            f"planning, S = {rounds}, K = {devices}: cvxpy + Clarabel", []
+        )
         for objective in ("worst", "average"):
             for snr_db in (10, 20, 30):
                 program = program_of(rounds, devices, snr_db, objective)
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # Clarabel's doubts about its own accuracy
+                    warnings.simplefilter(
+                        "ignore"
+                    )  # Clarabel's doubts about its own accuracy
                     ours, theirs = side_by_side(
-                        lambda p=program: allocate(p), lambda p=program: solve_by_cvxpy(p), repeats=repeats
+                        lambda p=program: allocate(p),
+                        lambda p=program: solve_by_cvxpy(p),
+                        repeats=repeats,
                     )
                     excess = _excess(program)
                 ratios.append(theirs / ours)
@@ -77,7 +103,16 @@ def against_cvxpy(sizes: list[tuple[int, int, int]]) -> tuple[Table, dict[str, l
                     f"{theirs / ours:.1f}", f"{allocate(program).gap:.0e}", f"{excess:.0e}",
                 )  # fmt: skip
         table.add_row(
-            str(rounds), str(devices), "median", "", "", "", f"{np.median(ratios):.1f}", "", "", end_section=True
+            str(rounds),
+            str(devices),
+            "median",
+            "",
+            "",
+            "",
+            f"{np.median(ratios):.1f}",
+            "",
+            "",
+            end_section=True,
         )
     return table, found
 
@@ -93,10 +128,27 @@ def _excess(program: Program) -> float:
 
 def growth(largest: int) -> Table:
     """Wall time against the number of (round, device) pairs."""
-    table = Table(title="Growth of our planner (density one half, unequal budgets, asked for a gap of 1e-6)")
-    for name in ("S", "K", "objective", "seconds", "gap", "priced devices", "ns per pair", "peak MiB"):
+    table = Table(
+        title="Growth of our planner (density one half, unequal budgets, asked for a gap of 1e-6)"
+    )
+    for name in (
+        "S",
+        "K",
+        "objective",
+        "seconds",
+        "gap",
+        "priced devices",
+        "ns per pair",
+        "peak MiB",
+    ):
         table.add_column(name, justify="right")
-    for rounds, devices in ((100, 100), (1000, 1000), (1000, 10_000), (10_000, 1000), (10_000, 10_000)):
+    for rounds, devices in (
+        (100, 100),
+        (1000, 1000),
+        (1000, 10_000),
+        (10_000, 1000),
+        (10_000, 10_000),
+    ):
         if max(rounds, devices) > largest:
             continue
         base = dense_program(rounds, devices, "worst")

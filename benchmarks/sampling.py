@@ -22,7 +22,11 @@ def numpy_chain(posterior, plan, generator):
         for k in range(posterior.devices):
             if plan.weight[s, k] > 0:
                 gradient = posterior.hessian[k] @ theta - posterior.linear[k]
-                received += plan.gain[s] * gradient * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
+                received += (
+                    plan.gain[s]
+                    * gradient
+                    * min(1.0, plan.clip[k] / np.linalg.norm(gradient))
+                )
         theta = theta - plan.step_size[s] * plan.scale[s] / plan.gain[s] * received
     return theta
 
@@ -35,7 +39,9 @@ def numpy_chains(posterior, plan, generator, chains):
         for k in range(posterior.devices):
             if plan.weight[s, k] > 0:
                 gradient = theta @ posterior.hessian[k] - posterior.linear[k]
-                factor = np.minimum(1.0, plan.clip[k] / np.linalg.norm(gradient, axis=1, keepdims=True))
+                factor = np.minimum(
+                    1.0, plan.clip[k] / np.linalg.norm(gradient, axis=1, keepdims=True)
+                )
                 received += plan.gain[s] * factor * gradient
         theta = theta - plan.step_size[s] * plan.scale[s] / plan.gain[s] * received
     return theta
@@ -43,11 +49,18 @@ def numpy_chains(posterior, plan, generator, chains):
 
 def numpy_law(posterior, plan):
     """The law of the chain round by round."""
-    mean, covariance = np.zeros(posterior.dim), posterior.prior_std**2 * np.eye(posterior.dim)
+    mean, covariance = (
+        np.zeros(posterior.dim),
+        posterior.prior_std**2 * np.eye(posterior.dim),
+    )
     for s in range(len(plan.rounds)):
-        step = np.eye(posterior.dim) - plan.step_size[s] * np.tensordot(plan.weight[s], posterior.hessian, 1)
+        step = np.eye(posterior.dim) - plan.step_size[s] * np.tensordot(
+            plan.weight[s], posterior.hessian, 1
+        )
         mean = step @ mean + plan.step_size[s] * plan.weight[s] @ posterior.linear
-        covariance = step @ covariance @ step.T + plan.noise_variance[s] * np.eye(posterior.dim)
+        covariance = step @ covariance @ step.T + plan.noise_variance[s] * np.eye(
+            posterior.dim
+        )
     return mean, covariance
 
 
@@ -65,18 +78,25 @@ def against_parts(chains: int = 10_000) -> Table:
     """The sampler against what it is made of: noise by itself, and gradients with clipping by themselves."""
     posterior, plan = study()
     ready = posterior.on_accelerator(chains, 2**29)
-    rounds, (weight, clip) = len(plan.rounds), (jnp.asarray(v, jnp.float32) for v in (plan.weight, plan.clip))
+    rounds, (weight, clip) = (
+        len(plan.rounds),
+        (jnp.asarray(v, jnp.float32) for v in (plan.weight, plan.clip)),
+    )
     theta = jax.random.normal(jax.random.key(1), (chains, posterior.dim))
 
     @jax.jit
     def noise(theta: Any) -> Any:
         keys = jax.random.split(jax.random.key(0), rounds)
-        return jax.lax.scan(lambda at, key: (at + jax.random.normal(key, at.shape), None), theta, keys)[0]
+        return jax.lax.scan(
+            lambda at, key: (at + jax.random.normal(key, at.shape), None), theta, keys
+        )[0]
 
     @jax.jit
     def gradients(held: Any, theta: Any) -> Any:
         def body(at: Any, w: Any) -> Any:
-            total = jax.vmap(lambda one: held.unrounded_sum(one, w, clip).total.rounded)(at)
+            total = jax.vmap(
+                lambda one: held.unrounded_sum(one, w, clip).total.rounded
+            )(at)
             return at - 1e-6 * total, None
 
         return jax.lax.scan(body, theta, weight)[0]
@@ -88,7 +108,12 @@ def against_parts(chains: int = 10_000) -> Table:
         repeats=5,
     )
     table = Table(title=f"Gaussian, {chains:,} chains × {rounds} rounds × 30 devices")
-    for name in ("sampler", "noise alone", "gradients and clipping alone", "times its parts"):
+    for name in (
+        "sampler",
+        "noise alone",
+        "gradients and clipping alone",
+        "times its parts",
+    ):
         table.add_column(name, justify="right")
     times = (f"{seconds:.3f} s" for seconds in (sampler, random, sums))
     table.add_row(*times, f"{sampler / (random + sums):.2f}")
@@ -100,25 +125,46 @@ def against_products(examples: int = 60_000, dim: int = 3969) -> Table:
     generator, classes, devices = np.random.default_rng(0), 10, 30
     X = generator.standard_normal((examples, dim), np.float32) / np.float32(dim**0.5)
     made = wflmc.softmax_regression(
-        jax.random.key(0), devices, X=X, y=generator.integers(classes, size=examples), classes=classes
+        jax.random.key(0),
+        devices,
+        X=X,
+        y=generator.integers(classes, size=examples),
+        classes=classes,
     )
-    table = Table(title=f"Softmax, {examples:,} × {dim:,} features, record clip, per chain and round")
+    table = Table(
+        title=f"Softmax, {examples:,} × {dim:,} features, record clip, per chain and round"
+    )
     for name in ("chains", "gradients", "two products", "times the products"):
         table.add_column(name, justify="right")
     for chains in (3, 12, 36):
         held = made.on_accelerator(chains, 2**29, by_example=True)
         theta = 0.1 * jax.random.normal(jax.random.key(1), (chains, made.dim))
         columns, rows = theta.reshape(-1, dim).T, held.features.reshape(-1, dim)
-        limits = jnp.ones(devices), jnp.full(devices, 400.0), None, jnp.full(devices, 0.8)
-        ours = jax.jit(lambda held, theta, limits=limits: jax.vmap(lambda at: held.unrounded_sum(at, *limits))(theta))
+        limits = (
+            jnp.ones(devices),
+            jnp.full(devices, 400.0),
+            None,
+            jnp.full(devices, 0.8),
+        )
+        ours = jax.jit(
+            lambda held, theta, limits=limits: jax.vmap(
+                lambda at: held.unrounded_sum(at, *limits)
+            )(theta)
+        )
         products = jax.jit(lambda rows, columns: rows.T @ (rows @ columns))
         seconds = side_by_side(
-            lambda ours=ours, held=held, theta=theta: jax.block_until_ready(ours(held, theta)),
-            lambda rows=rows, columns=columns: products(rows, columns).block_until_ready(),  # noqa: B023
+            lambda ours=ours, held=held, theta=theta: jax.block_until_ready(
+                ours(held, theta)
+            ),
+            lambda products=products, rows=rows, columns=columns: jax.block_until_ready(
+                products(rows, columns)
+            ),
             repeats=2,
         )
         mine, floor = (1e3 * each / chains for each in seconds)
-        table.add_row(str(chains), f"{mine:.0f} ms", f"{floor:.0f} ms", f"{mine / floor:.2f}")
+        table.add_row(
+            str(chains), f"{mine:.0f} ms", f"{floor:.0f} ms", f"{mine / floor:.2f}"
+        )
     return table
 
 
@@ -141,7 +187,10 @@ def against_loops() -> Table:
     for name in ("what", "times faster"):
         table.add_column(name, justify="right")
     size = "10,000 chains × 100 rounds × 30 devices"
-    table.add_row(f"{size}, against one chain at a time", f"{(loop / few) / (sampler / chains):.0f}")
+    table.add_row(
+        f"{size}, against one chain at a time",
+        f"{(loop / few) / (sampler / chains):.0f}",
+    )
     table.add_row(f"{size}, against all chains at once", f"{at_once / sampler:.1f}")
     table.add_row("exact law of 100 rounds", f"{law_loop / law:.1f}")
     return table

@@ -34,7 +34,13 @@ class Case(NamedTuple):
     run: Callable[[], object]
 
 
-def _sample(posterior: object, chains: int, burn_in: int, samples: int, execution: Execution = IN_MEMORY) -> object:
+def _sample(
+    posterior: object,
+    chains: int,
+    burn_in: int,
+    samples: int,
+    execution: Execution = IN_MEMORY,
+) -> object:
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(50, 0.1, 300),
         step_size=1 / (posterior.mu + posterior.L), burn_in=burn_in, samples=samples,
@@ -45,13 +51,21 @@ def _sample(posterior: object, chains: int, burn_in: int, samples: int, executio
 
 def _softmax(devices: int, examples: int, dim: int, classes: int = 10) -> object:
     X, y = synthetic_labels(jax.random.key(0), examples, dim, classes)
-    return wflmc.softmax_regression(jax.random.key(0), devices, X=X, y=y, classes=classes, partition="blocks")
+    return wflmc.softmax_regression(
+        jax.random.key(0), devices, X=X, y=y, classes=classes, partition="blocks"
+    )
 
 
 def _stream() -> object:
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     with tempfile.TemporaryDirectory() as folder:
-        trace = _sample(posterior, 100, 50, 100_000, execution=Execution(store=Path(folder) / "theta.npy"))
+        trace = _sample(
+            posterior,
+            100,
+            50,
+            100_000,
+            execution=Execution(store=Path(folder) / "theta.npy"),
+        )
         assert np.isfinite(trace.theta[:, -1]).all()
     return trace
 
@@ -99,14 +113,23 @@ def peak_memory() -> float:
 
 def sizes() -> Table:
     """All cases; the peak includes Python, JAX and the data."""
-    table = Table(title="Scale (seconds with planning and compilation; peak of the whole process)")
+    table = Table(
+        title="Scale (seconds with planning and compilation; peak of the whole process)"
+    )
     for column in ("what", "chains × devices × m in float32", "seconds", "peak MiB"):
         table.add_column(column, justify="right")
     for name, case in CASES.items():
         command = [sys.executable, "-m", "benchmarks.scale", name]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        found = json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        )
         naive = 4 * case.chains * case.devices * case.dim / 2**30
-        table.add_row(case.about, f"{naive:.3g} GiB", f"{found['seconds']:.1f}", f"{found['peak']:.0f}")
+        table.add_row(
+            case.about,
+            f"{naive:.3g} GiB",
+            f"{found['seconds']:.1f}",
+            f"{found['peak']:.0f}",
+        )
     return table
 
 

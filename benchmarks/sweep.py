@@ -33,10 +33,14 @@ def _nothing(task: Any, progress: Any) -> dict[str, Any]:
 def _processor_seconds() -> float:
     """Of this process and its workers so far."""
     own = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True)))
+    return sum(
+        sum(process.cpu_times()[:2]) for process in (own, *own.children(recursive=True))
+    )
 
 
-def _measure(engine: Engine, work: Any, tasks: Any) -> tuple[float, float, dict[int, Any]]:
+def _measure(
+    engine: Engine, work: Any, tasks: Any
+) -> tuple[float, float, dict[int, Any]]:
     """Seconds by the clock, seconds of processors, and what was found."""
     began, busy = time.perf_counter(), _processor_seconds()
     found = dict(engine(work, tasks, lambda _: None))
@@ -46,11 +50,18 @@ def _measure(engine: Engine, work: Any, tasks: Any) -> tuple[float, float, dict[
 def _points(number: int, chains: int) -> list[PointTask]:
     side = math.isqrt(number)
     overrides = [
-        [f"link.snr_db={40 * i / side}", f"privacy.epsilon={5 + j}", f"sampler.chains={chains}"]
+        [
+            f"link.snr_db={40 * i / side}",
+            f"privacy.epsilon={5 + j}",
+            f"sampler.chains={chains}",
+        ]
         for i in range(side)
         for j in range(-(-number // side))
     ]
-    return [PointTask(load_scenario(SCENARIO, given), {}, False, None) for given in overrides[:number]]
+    return [
+        PointTask(load_scenario(SCENARIO, given), {}, False, None)
+        for given in overrides[:number]
+    ]
 
 
 def main() -> None:
@@ -68,14 +79,25 @@ def main() -> None:
         _measure(local, measure, tasks[:1])
         found = {"all points, this process": _measure(local, measure, tasks)}
         with open_engine("dask", options.workers, print) as engine:
-            found["start of the cluster, with imports"] = _measure(engine, _nothing, range(options.workers))
-            found["first points of the workers (ArviZ, compiled code from the cache)"] = _measure(
-                engine, measure, tasks[: options.workers]
+            found["start of the cluster, with imports"] = _measure(
+                engine, _nothing, range(options.workers)
             )
-            found["all points, the cluster once it runs"] = _measure(engine, measure, tasks)
-            found[f"{len(many)} points that take no time"] = _measure(engine, _nothing, many)
-    assert found["all points, this process"][2] == found["all points, the cluster once it runs"][2]
-    title = f"{options.points} points, {options.workers} workers, {os.cpu_count()} cores"
+            found[
+                "first points of the workers (ArviZ, compiled code from the cache)"
+            ] = _measure(engine, measure, tasks[: options.workers])
+            found["all points, the cluster once it runs"] = _measure(
+                engine, measure, tasks
+            )
+            found[f"{len(many)} points that take no time"] = _measure(
+                engine, _nothing, many
+            )
+    assert (
+        found["all points, this process"][2]
+        == found["all points, the cluster once it runs"][2]
+    )
+    title = (
+        f"{options.points} points, {options.workers} workers, {os.cpu_count()} cores"
+    )
     table = Table("what", "seconds", "of processors", title=title)
     for name, (clock, busy, _) in found.items():
         table.add_row(name, f"{clock:.1f}", f"{busy:.1f}")

@@ -49,21 +49,38 @@ def load(name: str, split: int) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def search(
-    model: Any, split: int, Z: np.ndarray, y: np.ndarray, Z_test: np.ndarray, y_test: np.ndarray
+    model: Any,
+    split: int,
+    Z: np.ndarray,
+    y: np.ndarray,
+    Z_test: np.ndarray,
+    y_test: np.ndarray,
 ) -> dict[Settings, float]:
     """Score every candidate of a fine grid on the test rows."""
     facts: Facts = model.facts_
     length, found = (facts.features + 1) ** 0.5, {}
     for rounds, prior in product((50, 100), (1.0, 2.0, 4.0, 8.0)):
         asked = []
-        for clip, travel in product((0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0, 2.0)):
+        for clip, travel in product(
+            (0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.25, 0.5, 1.0, 2.0)
+        ):
             limit = clip * length
             asked.append(
-                Settings(limit, travel / (limit * length * rounds), rounds // 2, rounds - rounds // 2, prior / length)
+                Settings(
+                    limit,
+                    travel / (limit * length * rounds),
+                    rounds // 2,
+                    rounds - rounds // 2,
+                    prior / length,
+                )
             )
         posterior = private_posterior(facts, asked[0], Z, y)
         plans = [
-            make_plan(facts, one, replace(posterior, L=max(1 / one.step_size, 1.01 * one.prior_std**-2)))
+            make_plan(
+                facts,
+                one,
+                replace(posterior, L=max(1 / one.step_size, 1.01 * one.prior_std**-2)),
+            )
             for one in asked
         ]
         theta = np.asarray(sample(jax.random.key(split), posterior, plans).theta)
@@ -79,21 +96,29 @@ def search(
 
 def floor_of_ece(p: np.ndarray, generator: np.random.Generator) -> float:
     """Return the calibration error of labels drawn from the predictions themselves."""
-    drawn = (generator.random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
+    drawn = (
+        generator.random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]
+    ).sum(-1)
     return float(np.mean([calibration(p, labels).ece for labels in drawn]))
 
 
-def measure(name: str, splits: int, public: bool, searched: bool) -> dict[str, np.ndarray]:
+def measure(
+    name: str, splits: int, public: bool, searched: bool
+) -> dict[str, np.ndarray]:
     """Return the scores of every split."""
     rows: list[dict[str, float]] = []
     settings: dict[Settings, list[float]] = {}
     for split in range(splits):
         X, y, classes = load(name, split)
-        a, b, ya, yb = train_test_split(X, y, test_size=0.25, random_state=split, stratify=y if classes else None)
+        a, b, ya, yb = train_test_split(
+            X, y, test_size=0.25, random_state=split, stratify=y if classes else None
+        )
         ranges = ranges_of(X) if public else None
         kind: Any = wflmc.PrivateClassifier if classes else wflmc.PrivateRegressor
         names = {"classes": sorted(set(y.tolist()))} if classes else {}
-        model = kind(ranges=ranges, random_state=split, **names).fit(a, ya, np.arange(len(a)) % DEVICES)
+        model = kind(ranges=ranges, random_state=split, **names).fit(
+            a, ya, np.arange(len(a)) % DEVICES
+        )
         row = {"score": float(model.score(b, yb)), "epsilon": model.privacy_.epsilon}
         if classes:
             p = np.maximum(model.predict_proba(b), 1e-12)
@@ -104,20 +129,35 @@ def measure(name: str, splits: int, public: bool, searched: bool) -> dict[str, n
                 "ece": float(found.ece),
                 "floor": floor_of_ece(p, np.random.default_rng(split)),
             }
-            plain = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(a, ya)
+            plain = make_pipeline(
+                StandardScaler(), LogisticRegression(max_iter=2000)
+            ).fit(a, ya)
             row |= {
                 "sklearn": plain.score(b, yb),
-                "sklearn_nll": -float(np.mean(plain.predict_log_proba(b)[np.arange(len(yb)), yb])),
+                "sklearn_nll": -float(
+                    np.mean(plain.predict_log_proba(b)[np.arange(len(yb)), yb])
+                ),
             }
         else:
             low, high = model.predict_interval(b)
             row |= {"coverage": float(np.mean((low < yb) & (yb < high)))}
-            row |= {"sklearn": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13))).fit(a, ya).score(b, yb)}
+            row |= {
+                "sklearn": make_pipeline(
+                    StandardScaler(), RidgeCV(np.logspace(-3, 3, 13))
+                )
+                .fit(a, ya)
+                .score(b, yb)
+            }
         rows.append(row)
         if searched:
             made = model.model_
-            scaled = [values if classes else (values - made.center) / made.spread for values in (ya, yb)]
-            for one, score in search(model, split, made.scaling(a), scaled[0], made.scaling(b), scaled[1]).items():
+            scaled = [
+                values if classes else (values - made.center) / made.spread
+                for values in (ya, yb)
+            ]
+            for one, score in search(
+                model, split, made.scaling(a), scaled[0], made.scaling(b), scaled[1]
+            ).items():
                 settings.setdefault(one, []).append(score)
     result = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     if settings:
@@ -125,7 +165,9 @@ def measure(name: str, splits: int, public: bool, searched: bool) -> dict[str, n
         result["search"] = scores[scores.mean(1).argmax()]
         # The best of many is lucky too: found on the other half of the splits, it is only as good as it is.
         even = np.arange(splits) % 2 == 0
-        halves = [scores[scores[:, ~half].mean(1).argmax()][half] for half in (even, ~even)]
+        halves = [
+            scores[scores[:, ~half].mean(1).argmax()][half] for half in (even, ~even)
+        ]
         result["search, other half"] = np.concatenate(halves)
     return result
 
@@ -138,7 +180,9 @@ def rare_class(seed: int) -> float:
     fitted = np.arange(len(X)) % 4 > 0
     model = wflmc.PrivateClassifier(classes=["no", "yes"], random_state=seed)
     model.fit(X[fitted], y[fitted], np.arange(fitted.sum()) % 12)
-    return float(model.predict_proba(X[~fitted])[:, 1].mean() / np.mean(y[fitted] == "yes"))
+    return float(
+        model.predict_proba(X[~fitted])[:, 1].mean() / np.mean(y[fitted] == "yes")
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -148,7 +192,9 @@ def main(arguments: list[str]) -> None:
     if arguments[1:] == ["rare"]:
         ratios = np.array([rare_class(seed) for seed in range(splits)])
         spread = f"{ratios.min():.3f} to {ratios.max():.3f}"
-        print(f"mean probability of a class of 3 % over its share, {splits} seeds: {ratios.mean():.3f} ({spread})")
+        print(
+            f"mean probability of a class of 3 % over its share, {splits} seeds: {ratios.mean():.3f} ({spread})"
+        )
         return
     names = arguments[1:] or ["breast_cancer", "digits", "wine", "diabetes", "friedman"]
     columns = [
@@ -163,13 +209,17 @@ def main(arguments: list[str]) -> None:
         "coverage",
         "epsilon",
     ]
-    table = Table(title=f"(3, 1e-5) per record (replace), {splits} splits: mean ± standard error; accuracy, or R²")
+    table = Table(
+        title=f"(3, 1e-5) per record (replace), {splits} splits: mean ± standard error; accuracy, or R²"
+    )
     for column in ["table", "ranges", *columns]:
         table.add_column(column, justify="right")
     for name, public in product(names, (False, True)):
         found = measure(name, splits, public, searched=True)
         cells = [
-            f"{found[key].mean():.4f} ± {found[key].std(ddof=1) / len(found[key]) ** 0.5:.4f}" if key in found else ""
+            f"{found[key].mean():.4f} ± {found[key].std(ddof=1) / len(found[key]) ** 0.5:.4f}"
+            if key in found
+            else ""
             for key in columns
         ]
         table.add_row(name, "public" if public else "paid for", *cells)

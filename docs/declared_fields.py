@@ -22,9 +22,14 @@ class DeclaredFields(griffe.Extension):
         if "documented" not in decorators or cls.docstring is None:
             return
         module = importlib.import_module(cls.module.path)
-        cls.docstring.value = inspect.getdoc(getattr(module, cls.name)) or cls.docstring.value
+        cls.docstring.value = (
+            inspect.getdoc(getattr(module, cls.name)) or cls.docstring.value
+        )
         for field in cls.members.values():
             annotation = getattr(field, "annotation", None)
-            if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated":
+            if (
+                isinstance(annotation, griffe.ExprSubscript)
+                and str(annotation.left) == "Annotated"
+            ):
                 assert isinstance(annotation.slice, griffe.ExprTuple)
                 field.annotation = annotation.slice.elements[0]

@@ -26,7 +26,11 @@ def on_files(files: Any, config: Any) -> Any:
 
     run = os.environ.get("WFLMC_NOTEBOOKS") != "0"
     for path in sorted(FOLDER.glob("*.py")):
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=render(path, run)))
+        files.append(
+            File.generated(
+                config, f"notebooks/{path.stem}.md", content=render(path, run)
+            )
+        )
     return files
 
 
@@ -37,14 +41,21 @@ def render(path: Path, run: bool = True) -> str:
     pages = []
     for kind, text in zip(parts[::2], parts[1::2], strict=True):
         if "markdown" in kind:
-            pages.append("\n".join(line.removeprefix("#").removeprefix(" ") for line in text.strip().splitlines()))
+            pages.append(
+                "\n".join(
+                    line.removeprefix("#").removeprefix(" ")
+                    for line in text.strip().splitlines()
+                )
+            )
             continue
         printed, pictures = _execute(text, space) if run else ("", [])
         pages.append(f"```python\n{text.strip()}\n```")
         pages += [f"```text\n{printed.rstrip()}\n```"] if printed.strip() else []
         pages += [f"![figure](data:image/png;base64,{picture})" for picture in pictures]
     opens = "[Jupytext](https://jupytext.readthedocs.io) opens it as a notebook"
-    pages.append(f"*This page is `docs/notebooks/{path.name}`, which `make docs` runs; {opens}.*")
+    pages.append(
+        f"*This page is `docs/notebooks/{path.name}`, which `make docs` runs; {opens}.*"
+    )
     return "\n\n".join(pages) + "\n"
 
 

@@ -32,11 +32,15 @@ def logit(parameters, features):
 
 def log_likelihood(parameters, example):  # of one record
     features, label = example
-    return label * logit(parameters, features) - jax.nn.softplus(logit(parameters, features))
+    return label * logit(parameters, features) - jax.nn.softplus(
+        logit(parameters, features)
+    )
 
 
 def log_prior(parameters):  # N(0, 1) on every parameter, up to a constant
-    return -0.5 * (parameters["weights"] @ parameters["weights"] + parameters["intercept"] ** 2)
+    return -0.5 * (
+        parameters["weights"] @ parameters["weights"] + parameters["intercept"] ** 2
+    )
 
 
 def make_posterior(train):
@@ -45,18 +49,33 @@ def make_posterior(train):
     rows = np.column_stack([train[0], np.ones(len(train[0]))])
     smoothness = 1 + np.linalg.norm(rows, 2) ** 2 / 4
     return wflmc.posterior_from(
-        log_likelihood, log_prior, train, initial=start, devices=DEVICES, mu=1.0, L=float(smoothness)
+        log_likelihood,
+        log_prior,
+        train,
+        initial=start,
+        devices=DEVICES,
+        mu=1.0,
+        L=float(smoothness),
     )
 
 
 def reference(posterior, train, draws=1000):
     on_device = jax.tree.map(lambda values: jnp.asarray(values, jnp.float32), train)
-    return nuts(jax.random.key(0), log_density(posterior, on_device), jnp.zeros(posterior.dim), 300, draws)
+    return nuts(
+        jax.random.key(0),
+        log_density(posterior, on_device),
+        jnp.zeros(posterior.dim),
+        300,
+        draws,
+    )
 
 
 def exact_posterior(posterior, chains=60, burn_in=250, samples=150):
     """No privacy constraint, everyone sends: kinetic Langevin, whose law is exact for Gaussian posteriors."""
-    link, privacy = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=60), wflmc.Privacy(clip=100.0)
+    link, privacy = (
+        wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=60),
+        wflmc.Privacy(clip=100.0),
+    )
     plan = wflmc.plan(
         posterior,
         link,
@@ -74,14 +93,33 @@ def private(posterior, epsilon, step_size, unit="record", rounds=200, chains=40)
     """Traces of sampling and of descent: one link, one promise, as many rounds, as large a step."""
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=30)
     clip = EXAMPLE_CLIP * TRAIN / DEVICES
-    by_record = {"unit": "record", "example_clip": EXAMPLE_CLIP} if unit == "record" else {}
+    by_record = (
+        {"unit": "record", "example_clip": EXAMPLE_CLIP} if unit == "record" else {}
+    )
     privacy = wflmc.Privacy(epsilon=epsilon, delta=DELTA, clip=clip, **by_record)
     half, policy = rounds // 2, wflmc.Policy(power="equal", schedule="all")
-    sampling = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=half, samples=half, policy=policy)
-    descent = wflmc.baselines.gradient_descent(
-        posterior, link, privacy, step_size=step_size, rounds=rounds, average=half, schedule="all"
+    sampling = wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=step_size,
+        burn_in=half,
+        samples=half,
+        policy=policy,
     )
-    return [wflmc.sample(jax.random.key(2), posterior, plan, chains=chains) for plan in (sampling, descent)]
+    descent = wflmc.baselines.gradient_descent(
+        posterior,
+        link,
+        privacy,
+        step_size=step_size,
+        rounds=rounds,
+        average=half,
+        schedule="all",
+    )
+    return [
+        wflmc.sample(jax.random.key(2), posterior, plan, chains=chains)
+        for plan in (sampling, descent)
+    ]
 
 
 def scores(posterior, theta, test):
@@ -93,25 +131,44 @@ def scores(posterior, theta, test):
 
 
 def main():
-    options = argparse.ArgumentParser(description="Bayesian logistic regression, private and not")
+    options = argparse.ArgumentParser(
+        description="Bayesian logistic regression, private and not"
+    )
     options.add_argument("--epsilon", type=float, default=1.0)
     options.add_argument("--unit", choices=["record", "device"], default="record")
-    options.add_argument("--steps", type=float, nargs="+", default=[0.2, 0.5, 1.5], help="step sizes times L")
+    options.add_argument(
+        "--steps",
+        type=float,
+        nargs="+",
+        default=[0.2, 0.5, 1.5],
+        help="step sizes times L",
+    )
     given = options.parse_args()
     train, test = load()
     posterior = make_posterior(train)
     known, found = reference(posterior, train), exact_posterior(posterior).theta
     a, b = found.reshape(-1, posterior.dim), known[0]
     apart, ratio = np.abs(a.mean(0) - b.mean(0)) / b.std(0), a.std(0) / b.std(0)
-    print(f"No privacy: means at most {apart.max():.2f} standard deviations from NUTS's,")
-    print(f"standard deviations {ratio.min():.2f} to {ratio.max():.2f} times NUTS's, {posterior.dim} parameters.\n")
+    print(
+        f"No privacy: means at most {apart.max():.2f} standard deviations from NUTS's,"
+    )
+    print(
+        f"standard deviations {ratio.min():.2f} to {ratio.max():.2f} times NUTS's, {posterior.dim} parameters.\n"
+    )
     rows = [["NUTS, no privacy", "", *map(with_error, scores(posterior, known, test))]]
     for times in given.steps:
-        sampling, descent = private(posterior, given.epsilon, times / posterior.L, given.unit)
+        sampling, descent = private(
+            posterior, given.epsilon, times / posterior.L, given.unit
+        )
         kinds = {"WFLMC": sampling.theta, "descent, last": descent.theta[:, -1:]}
         kinds["descent, average"] = descent.theta.mean(1, keepdims=True)
-        rows += [[n, f"{times:g}/L", *map(with_error, scores(posterior, t, test))] for n, t in kinds.items()]
-    print(f"ε = {given.epsilon:g}, δ = {DELTA:g} per {given.unit}; mean ± standard error over 40 replicas")
+        rows += [
+            [n, f"{times:g}/L", *map(with_error, scores(posterior, t, test))]
+            for n, t in kinds.items()
+        ]
+    print(
+        f"ε = {given.epsilon:g}, δ = {DELTA:g} per {given.unit}; mean ± standard error over 40 replicas"
+    )
     table(["", "step", "accuracy", "ECE", "NLL"], rows)
 
 

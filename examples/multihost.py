@@ -43,24 +43,34 @@ def sampled(numbers: np.ndarray) -> wflmc.Trace:
 
 def main() -> None:
     """Sample this host's share of the chains, write it, and join all shares on host 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--coordinator", help="address and port of host 0")
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("chains"))
     options = parser.parse_args()
     if options.hosts > 1:
-        address = options.coordinator  # host 0 listens there alone, not on all its networks
-        jax.distributed.initialize(address, options.hosts, options.host, coordinator_bind_address=address)
+        address = (
+            options.coordinator
+        )  # host 0 listens there alone, not on all its networks
+        jax.distributed.initialize(
+            address, options.hosts, options.host, coordinator_bind_address=address
+        )
     options.out.mkdir(parents=True, exist_ok=True)
     mine = np.array_split(np.arange(CHAINS), options.hosts)[options.host]
     np.save(options.out / f"part-{options.host}.npy", sampled(mine).theta)
     multihost_utils.sync_global_devices("every part is written")
     if options.host == 0:
-        parts = [np.load(options.out / f"part-{host}.npy") for host in range(options.hosts)]
+        parts = [
+            np.load(options.out / f"part-{host}.npy") for host in range(options.hosts)
+        ]
         theta = np.concatenate(parts)
         np.save(options.out / "theta.npy", theta)
-        print(f"{len(theta)} chains of {theta.shape[1]} samples from {options.hosts} hosts in {options.out}/theta.npy")
+        print(
+            f"{len(theta)} chains of {theta.shape[1]} samples from {options.hosts} hosts in {options.out}/theta.npy"
+        )
 
 
 if __name__ == "__main__":

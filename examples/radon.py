@@ -23,7 +23,10 @@ def draw(seed):
     county = np.repeat(np.arange(COUNTIES), HOMES)
     level, basement = rng.normal(1.3, 0.5, COUNTIES), rng.binomial(1, 0.7, county.size)
     data = {"county": county, "basement": basement, "counties": COUNTIES}
-    return {**data, "log_radon": level[county] + 0.6 * basement + rng.normal(0, 0.8, county.size)}, level
+    return {
+        **data,
+        "log_radon": level[county] + 0.6 * basement + rng.normal(0, 0.8, county.size),
+    }, level
 
 
 def model(county, basement, log_radon, counties):
@@ -34,7 +37,11 @@ def model(county, basement, log_radon, counties):
     with numpyro.plate("counties", counties):
         level = numpyro.sample("level", dist.Normal(mean, spread))
     with numpyro.plate("homes", len(county)):
-        numpyro.sample("log_radon", dist.Normal(level[county] + effect * basement, noise), obs=log_radon)
+        numpyro.sample(
+            "log_radon",
+            dist.Normal(level[county] + effect * basement, noise),
+            obs=log_radon,
+        )
 
 
 def coverage(levels, truth, share=0.9):
@@ -50,21 +57,35 @@ def main():
     given = options.parse_args()
     (data, truth), (public, _) = draw(0), draw(1)
     stand_in = wflmc.from_numpyro(model, public, devices=public["county"])
-    posterior = wflmc.from_numpyro(model, data, devices=data["county"], preconditioner=stand_in)
+    posterior = wflmc.from_numpyro(
+        model, data, devices=data["county"], preconditioner=stand_in
+    )
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=40)
-    privacy = wflmc.Privacy(given.epsilon, DELTA, clip=3.0, unit="record", example_clip=0.3)
+    privacy = wflmc.Privacy(
+        given.epsilon, DELTA, clip=3.0, unit="record", example_clip=0.3
+    )
     plan = wflmc.plan(posterior, link, privacy)
     trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=given.chains)
     levels = posterior.unflatten(trace.theta)["level"]
     found = coverage(levels, truth)
-    exact = wflmc.plan(posterior, wflmc.Link(wflmc.channel.static(), snr_db=150), wflmc.Privacy(clip=1e5))
-    free = posterior.unflatten(wflmc.sample(jax.random.key(1), posterior, exact, chains=20).theta)["level"]
+    exact = wflmc.plan(
+        posterior,
+        wflmc.Link(wflmc.channel.static(), snr_db=150),
+        wflmc.Privacy(clip=1e5),
+    )
+    free = posterior.unflatten(
+        wflmc.sample(jax.random.key(1), posterior, exact, chains=20).theta
+    )["level"]
     error = found.std(ddof=1) / len(found) ** 0.5
     wide = levels.std((0, 1)).mean() / free.std((0, 1)).mean()
     promise = f"(ε, δ) = ({given.epsilon:g}, {DELTA:g}) per record (replace)"
     print(f"{promise}, {len(plan.rounds)} rounds of {COUNTIES} counties")
-    print(f"noise after burn-in: {plan.noise_ratio:.2f} times what sampling needs; ε spent {plan.epsilon_spent:.3g}")
-    print(f"coverage of 90 % intervals of the county means: {found.mean():.3f} ± {error:.3f}")
+    print(
+        f"noise after burn-in: {plan.noise_ratio:.2f} times what sampling needs; ε spent {plan.epsilon_spent:.3g}"
+    )
+    print(
+        f"coverage of 90 % intervals of the county means: {found.mean():.3f} ± {error:.3f}"
+    )
     print(f"without privacy: {coverage(free.reshape(1, -1, COUNTIES), truth)[0]:.3f}")
     print(f"spread of the county means: {wide:.2f} times that without privacy")
     print(*plan.warnings, sep="\n")

@@ -11,7 +11,9 @@ def needs(module, package):
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SystemExit(f"This example needs {package}, which is not installed: pip install {package}") from None
+        raise SystemExit(
+            f"This example needs {package}, which is not installed: pip install {package}"
+        ) from None
 
 
 def nuts(key, log_density, start, warmup=500, draws=1000, doublings=10):
@@ -24,7 +26,9 @@ def nuts(key, log_density, start, warmup=500, draws=1000, doublings=10):
     @jax.jit
     def run(key, start):
         first, second = jax.random.split(key)
-        adaptation = blackjax.window_adaptation(blackjax.nuts, log_density, max_num_doublings=doublings)
+        adaptation = blackjax.window_adaptation(
+            blackjax.nuts, log_density, max_num_doublings=doublings
+        )
         (state, tuned), _ = adaptation.run(first, start, warmup)
         kernel = blackjax.nuts(log_density, **tuned)
 
@@ -42,7 +46,10 @@ def log_density(posterior, data):
     model = posterior.model
 
     def of(theta):
-        return -model.prior_cost(theta) - jax.vmap(model.cost, (None, 0))(theta, data).sum()
+        return (
+            -model.prior_cost(theta)
+            - jax.vmap(model.cost, (None, 0))(theta, data).sum()
+        )
 
     return of
 
@@ -60,5 +67,9 @@ def table(heads, rows):
     cells = [heads, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
+        )
     print()

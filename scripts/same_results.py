@@ -111,7 +111,9 @@ def execution(**options: Any) -> dict[str, Any]:
 
 def gaussian(**options: Any) -> Any:
     """Return a linear regression of 120 examples."""
-    return wflmc.gaussian_regression(jax.random.key(3), devices=DEVICES, **{"examples": 120, **options})
+    return wflmc.gaussian_regression(
+        jax.random.key(3), devices=DEVICES, **{"examples": 120, **options}
+    )
 
 
 def softmax(**options: Any) -> Any:
@@ -143,7 +145,9 @@ def custom(**options: Any) -> Any:
         return -0.5 * jnp.sum(w**2)
 
     known = {"mu": 1.0, "L": 30.0, "initial": np.zeros(3), "devices": 3}
-    return wflmc.posterior_from(log_likelihood, log_prior, examples(), **{**known, **options})
+    return wflmc.posterior_from(
+        log_likelihood, log_prior, examples(), **{**known, **options}
+    )
 
 
 def numpyro_model() -> Any:
@@ -207,7 +211,9 @@ def static(**options: Any) -> wflmc.Link:
 
 
 BY_DEVICE = Privacy(epsilon=12.0, delta=0.01, clip=25.0)
-BY_RECORD = Privacy(epsilon=12.0, delta=0.01, clip=25.0, unit="record", example_clip=3.0)
+BY_RECORD = Privacy(
+    epsilon=12.0, delta=0.01, clip=25.0, unit="record", example_clip=3.0
+)
 ADD_REMOVE = Privacy(
     epsilon=12.0,
     delta=0.01,
@@ -298,7 +304,9 @@ def with_ledger() -> Arrays:
     model = gaussian()
     step = 0.4 / (model.mu + model.L)
     spent = np.linspace(0.0, 0.1, DEVICES)
-    plan = wflmc.plan(model, rayleigh(), BY_DEVICE, step_size=step, **ROUNDS, ledger=spent)
+    plan = wflmc.plan(
+        model, rayleigh(), BY_DEVICE, step_size=step, **ROUNDS, ledger=spent
+    )
     book = wflmc.privacy.Ledger(BY_DEVICE, DEVICES)
     trace = sample(jax.random.key(9), model, plan, 1, ledger=book)
     return {**plan_arrays(plan), **trace_arrays(trace), "ledger_spent": book.spent}
@@ -309,7 +317,9 @@ def noise_aware() -> Arrays:
     model = gaussian()
     step = 0.4 / (model.mu + model.L)
     policy = Policy(objective="transcript")
-    plan = wflmc.plan(model, rayleigh(), BY_DEVICE, step_size=step, **ROUNDS, policy=policy)
+    plan = wflmc.plan(
+        model, rayleigh(), BY_DEVICE, step_size=step, **ROUNDS, policy=policy
+    )
     trace = sample(jax.random.key(9), model, plan, 2, transcript=True)
     result = wflmc.noise_aware(trace, model)
     return {
@@ -327,7 +337,9 @@ def whitened() -> Arrays:
     release = wflmc.release_whitening(jax.random.key(2), model, rayleigh(), promise)
     moved = model.whitened(release.matrix)
     step = 0.4 / (moved.mu + moved.L)
-    plan = wflmc.plan(moved, rayleigh(), promise, step_size=step, **ROUNDS, ledger=release.spent)
+    plan = wflmc.plan(
+        moved, rayleigh(), promise, step_size=step, **ROUNDS, ledger=release.spent
+    )
     trace = sample(jax.random.key(9), moved, plan, CHAINS)
     return {**plan_arrays(plan), **trace_arrays(trace), "matrix": release.matrix}
 
@@ -376,7 +388,9 @@ def command_setting(name: str, *overrides: str, words: tuple[str, ...] = ()) -> 
             plan = json.loads((out / "plan.json").read_text())
             with h5netcdf.File(out / "trace.nc") as file:
                 theta = np.asarray(file["posterior/theta"][...])
-        arrays = {f"{PLAN}.{key}": np.asarray(plan[key]) for key in ("gain", "step_size")}
+        arrays = {
+            f"{PLAN}.{key}": np.asarray(plan[key]) for key in ("gain", "step_size")
+        }
         arrays[f"{PLAN}.spent"] = np.asarray(plan["privacy"]["spent"])
         arrays["theta"] = theta
         arrays["epsilon_spent"] = np.asarray(summary["epsilon_spent"])
@@ -398,7 +412,9 @@ def fit_classifier(**options: Any) -> Setting:
 
     def run() -> Arrays:
         X, labels, _ = table()
-        model = wflmc.PrivateClassifier(epsilon=4.0, delta=1e-4, random_state=1, **options)
+        model = wflmc.PrivateClassifier(
+            epsilon=4.0, delta=1e-4, random_state=1, **options
+        )
         model.fit(X, labels, devices=np.arange(len(X)) % 40)
         return {"probability": np.asarray(model.predict_proba(X))}
 
@@ -410,7 +426,9 @@ def fit_regressor(**options: Any) -> Setting:
 
     def run() -> Arrays:
         X, _, target = table()
-        model = wflmc.PrivateRegressor(epsilon=4.0, delta=1e-4, random_state=1, **options)
+        model = wflmc.PrivateRegressor(
+            epsilon=4.0, delta=1e-4, random_state=1, **options
+        )
         model.fit(X, target)
         return {"prediction": np.asarray(model.predict(X))}
 
@@ -433,14 +451,28 @@ def settings() -> dict[str, Setting]:
         "gaussian unequal devices": run_setting(gaussian, rayleigh(), UNEQUAL),
         "gaussian no promise": run_setting(gaussian, rayleigh(), Privacy()),
         "gaussian defaults": run_setting(gaussian, options={"step_size": None}),
-        "gaussian dirichlet": run_setting(lambda: gaussian(partition="dirichlet:0.5"), rayleigh(), BY_DEVICE),
-        "gaussian intercept": run_setting(lambda: gaussian(intercept=True), rayleigh(), BY_DEVICE),
-        "gaussian whitened": run_setting(lambda: gaussian(intercept=True).whitened(), rayleigh(), BY_DEVICE),
-        "gaussian whitened prior": run_setting(lambda: gaussian().whitened(prior_on="whitened"), rayleigh(), BY_RECORD),
-        "gaussian downlink": run_setting(gaussian, rayleigh(downlink_snr_db=20.0), BY_DEVICE),
-        "gaussian downlink record": run_setting(gaussian, rayleigh(downlink_snr_db=20.0), BY_RECORD),
+        "gaussian dirichlet": run_setting(
+            lambda: gaussian(partition="dirichlet:0.5"), rayleigh(), BY_DEVICE
+        ),
+        "gaussian intercept": run_setting(
+            lambda: gaussian(intercept=True), rayleigh(), BY_DEVICE
+        ),
+        "gaussian whitened": run_setting(
+            lambda: gaussian(intercept=True).whitened(), rayleigh(), BY_DEVICE
+        ),
+        "gaussian whitened prior": run_setting(
+            lambda: gaussian().whitened(prior_on="whitened"), rayleigh(), BY_RECORD
+        ),
+        "gaussian downlink": run_setting(
+            gaussian, rayleigh(downlink_snr_db=20.0), BY_DEVICE
+        ),
+        "gaussian downlink record": run_setting(
+            gaussian, rayleigh(downlink_snr_db=20.0), BY_RECORD
+        ),
         "gaussian csi error": run_setting(gaussian, rayleigh(csi_error=0.2), BY_DEVICE),
-        "gaussian unequal power": run_setting(gaussian, rayleigh(snr_db=np.linspace(15.0, 30.0, DEVICES)), BY_DEVICE),
+        "gaussian unequal power": run_setting(
+            gaussian, rayleigh(snr_db=np.linspace(15.0, 30.0, DEVICES)), BY_DEVICE
+        ),
         "gaussian rician correlated": run_setting(
             gaussian,
             wflmc.Link(wflmc.channel.rician(0.05, 2.0, 0.7), snr_db=25.0),
@@ -449,21 +481,43 @@ def settings() -> dict[str, Setting]:
         "gaussian given gains": run_setting(
             gaussian,
             wflmc.Link(
-                wflmc.channel.from_array(np.linspace(0.1, 0.6, 22 * DEVICES).reshape(22, -1)),
+                wflmc.channel.from_array(
+                    np.linspace(0.1, 0.6, 22 * DEVICES).reshape(22, -1)
+                ),
                 snr_db=25.0,
             ),
             BY_DEVICE,
         ),
-        "gaussian keep burn-in": run_setting(gaussian, rayleigh(), BY_DEVICE, how={"keep_burn_in": True}),
-        "gaussian transcript": run_setting(gaussian, rayleigh(), BY_DEVICE, how={"transcript": True}),
-        "gaussian chunks": run_setting(gaussian, rayleigh(), BY_DEVICE, how=execution(memory=600.0)),
-        "gaussian initial": run_setting(gaussian, rayleigh(), BY_DEVICE, how={"initial": np.full((CHAINS, 5), 0.5)}),
-        "gaussian numbers": run_setting(gaussian, rayleigh(), BY_DEVICE, how={"chains": 3, "numbers": [4, 7, 7]}),
-        "gaussian one chain": run_setting(gaussian, rayleigh(), BY_DEVICE, how={"chains": 1}),
-        "gaussian zero start": run_setting(gaussian, rayleigh(), BY_DEVICE, sampler=Sampler(init="zero")),
-        "gaussian later rounds": run_setting(gaussian, rayleigh(), BY_DEVICE, sampler=Sampler(start=7)),
-        "gaussian known start": run_setting(gaussian, rayleigh(), BY_DEVICE, options={"initial_w2_sq": 4.0}),
-        "gaussian planned steps": run_setting(gaussian, static(), BY_DEVICE, sampler=Sampler(step_schedule="planned")),
+        "gaussian keep burn-in": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how={"keep_burn_in": True}
+        ),
+        "gaussian transcript": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how={"transcript": True}
+        ),
+        "gaussian chunks": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how=execution(memory=600.0)
+        ),
+        "gaussian initial": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how={"initial": np.full((CHAINS, 5), 0.5)}
+        ),
+        "gaussian numbers": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how={"chains": 3, "numbers": [4, 7, 7]}
+        ),
+        "gaussian one chain": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, how={"chains": 1}
+        ),
+        "gaussian zero start": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, sampler=Sampler(init="zero")
+        ),
+        "gaussian later rounds": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, sampler=Sampler(start=7)
+        ),
+        "gaussian known start": run_setting(
+            gaussian, rayleigh(), BY_DEVICE, options={"initial_w2_sq": 4.0}
+        ),
+        "gaussian planned steps": run_setting(
+            gaussian, static(), BY_DEVICE, sampler=Sampler(step_schedule="planned")
+        ),
         "gaussian steps by round": run_setting(
             gaussian,
             rayleigh(),
@@ -473,13 +527,27 @@ def settings() -> dict[str, Setting]:
         "softmax device": run_setting(softmax, rayleigh(), BY_DEVICE),
         "softmax record": run_setting(softmax, rayleigh(), BY_RECORD),
         "softmax add-remove": run_setting(softmax, rayleigh(), ADD_REMOVE),
-        "softmax whitened": run_setting(lambda: softmax(intercept=True).whitened(), rayleigh(), BY_DEVICE),
-        "softmax whitened record": run_setting(lambda: softmax(intercept=True).whitened(), rayleigh(), BY_RECORD),
-        "softmax downlink": run_setting(softmax, rayleigh(downlink_snr_db=25.0), BY_DEVICE),
-        "softmax by label": run_setting(lambda: softmax(partition="by-label"), rayleigh(), BY_DEVICE),
-        "softmax predictions": run_setting(softmax, rayleigh(), BY_DEVICE, how={"predictions": np.eye(4)}),
-        "softmax transcript": run_setting(softmax, rayleigh(), BY_RECORD, how={"transcript": True}),
-        "softmax unclipped": run_setting(softmax, rayleigh(), Privacy(), policy=Policy(power="noiseless")),
+        "softmax whitened": run_setting(
+            lambda: softmax(intercept=True).whitened(), rayleigh(), BY_DEVICE
+        ),
+        "softmax whitened record": run_setting(
+            lambda: softmax(intercept=True).whitened(), rayleigh(), BY_RECORD
+        ),
+        "softmax downlink": run_setting(
+            softmax, rayleigh(downlink_snr_db=25.0), BY_DEVICE
+        ),
+        "softmax by label": run_setting(
+            lambda: softmax(partition="by-label"), rayleigh(), BY_DEVICE
+        ),
+        "softmax predictions": run_setting(
+            softmax, rayleigh(), BY_DEVICE, how={"predictions": np.eye(4)}
+        ),
+        "softmax transcript": run_setting(
+            softmax, rayleigh(), BY_RECORD, how={"transcript": True}
+        ),
+        "softmax unclipped": run_setting(
+            softmax, rayleigh(), Privacy(), policy=Policy(power="noiseless")
+        ),
         "softmax release that whitens": whitened,
         "custom device": run_setting(custom, static(), BY_DEVICE),
         "custom record": run_setting(custom, static(), BY_RECORD),
@@ -501,13 +569,17 @@ def settings() -> dict[str, Setting]:
         "numpyro device": run_setting(numpyro_model, static(), BY_DEVICE),
         "numpyro record": run_setting(numpyro_model, static(), BY_RECORD),
         "flax": run_setting(flax_model, static(), BY_RECORD),
-        "equinox": run_setting(equinox_model, static(), BY_DEVICE, options={"initial_w2_sq": 10.0}),
+        "equinox": run_setting(
+            equinox_model, static(), BY_DEVICE, options={"initial_w2_sq": 10.0}
+        ),
         "several plans": several_plans,
         "continued chain": continued_chain,
         "ledger": with_ledger,
         "noise-aware": noise_aware,
         "fit classifier": fit_classifier(),
-        "fit classifier by device": fit_classifier(unit="device", adjacency="add-remove"),
+        "fit classifier by device": fit_classifier(
+            unit="device", adjacency="add-remove"
+        ),
         "fit regressor": fit_regressor(),
         "run command": command_setting("run"),
         "run command kinetic": command_setting(
@@ -516,7 +588,9 @@ def settings() -> dict[str, Setting]:
             "sampler.step_size=0.02",
             "policy.power=equal",
         ),
-        "run command softmax": command_setting("run", "posterior.model=softmax", "posterior.preconditioner=whiten"),
+        "run command softmax": command_setting(
+            "run", "posterior.model=softmax", "posterior.preconditioner=whiten"
+        ),
         "federation": command_setting("federate", words=("--runtime", "process")),
         "federation softmax record": command_setting(
             "federate",
@@ -539,7 +613,9 @@ def settings() -> dict[str, Setting]:
             gaussian,
             rayleigh(),
             BY_DEVICE,
-            options={"step_size": KINETIC_STEP} if sampler.dynamics == "kinetic" else {},
+            options={"step_size": KINETIC_STEP}
+            if sampler.dynamics == "kinetic"
+            else {},
             sampler=sampler,
             policy=policy,
         )
@@ -616,7 +692,9 @@ def _verdict(before: Any, after: Any, keys: list[str]) -> str:
     largest = max(apart, key=lambda key: apart[key])
     if apart[largest] == 0:
         return "bit-identical"
-    plans = [key for key in keys if key.split("/")[1].startswith(PLAN) and apart[key] > 0]
+    plans = [
+        key for key in keys if key.split("/")[1].startswith(PLAN) and apart[key] > 0
+    ]
     if plans:
         return f"DIFFERENT: {', '.join(plans)}"
     word = "within" if apart[largest] <= TOLERANCE else "DIFFERENT:"
@@ -629,7 +707,9 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     recording = actions.add_parser("record", help="run all settings and store arrays")
     recording.add_argument("path", type=Path)
-    recording.add_argument("--only", default="", help="settings whose name has this text")
+    recording.add_argument(
+        "--only", default="", help="settings whose name has this text"
+    )
     comparing = actions.add_parser("compare", help="compare two records")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

@@ -54,7 +54,12 @@ def write_gains(path, table):
     np.save(path / "h.npy", table)
 
 
-FADING = ["link.fading=rayleigh", "link.power=0.01", "policy.schedule=threshold", "sampler.samples=20"]
+FADING = [
+    "link.fading=rayleigh",
+    "link.power=0.01",
+    "policy.schedule=threshold",
+    "sampler.samples=20",
+]
 
 
 def with_set(overrides):

@@ -45,7 +45,9 @@ NEEDED = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs an accelerator; all other tests run on the CPU")
+    config.addinivalue_line(
+        "markers", "gpu: needs an accelerator; all other tests run on the CPU"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,15 +65,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     accelerated = GPU and jax.default_backend() != "cpu"
     for item in items:
         if item.get_closest_marker("gpu") and not accelerated:
-            item.add_marker(pytest.mark.skip(reason="no GPU: WFLMC_GPU=1 where JAX sees one"))
+            item.add_marker(
+                pytest.mark.skip(reason="no GPU: WFLMC_GPU=1 where JAX sees one")
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was skipped and how to have it."""
     reasons = [
-        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+        str(report.longrepr[2]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
     ]
-    needs = Counter(next((remedy for word, remedy in NEEDED.items() if word in reason), reason) for reason in reasons)
+    needs = Counter(
+        next((remedy for word, remedy in NEEDED.items() if word in reason), reason)
+        for reason in reasons
+    )
     for remedy, number in needs.items():
         terminalreporter.write_line(f"{number} skipped for want of {remedy}.")
 
@@ -95,7 +103,9 @@ def posterior():
 @pytest.fixture(scope="session")
 def small():
     """A small, uneven problem: 5 devices, 3 parameters, sorted labels."""
-    return wflmc.gaussian_regression(jax.random.key(1), devices=5, examples=43, dim=3, partition="by-label")
+    return wflmc.gaussian_regression(
+        jax.random.key(1), devices=5, examples=43, dim=3, partition="by-label"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +118,9 @@ def paper_data() -> Path:
 @pytest.fixture(scope="session")
 def paper_posterior(paper_data):
     found = np.load(paper_data)
-    return wflmc.gaussian_regression(jax.random.key(0), devices=30, X=found["X"], y=found["y"], partition="blocks")
+    return wflmc.gaussian_regression(
+        jax.random.key(0), devices=30, X=found["X"], y=found["y"], partition="blocks"
+    )
 
 
 NO_MNIST = "MNIST is not in ../shared/data, and WFLMC_DATA does not say where it is"
@@ -131,7 +143,9 @@ def mnist_folder() -> Path:
 @pytest.fixture(scope="session")
 def mnist_features(mnist_folder):
     """The paper's 12,000 images on 30 principal directions."""
-    return data.mnist_features(data.load("mnist", mnist_folder), np.random.default_rng(0))
+    return data.mnist_features(
+        data.load("mnist", mnist_folder), np.random.default_rng(0)
+    )
 
 
 @pytest.fixture
@@ -194,7 +208,14 @@ def paid_setting():
     return (
         posterior,
         link,
-        wflmc.plan(posterior, link, wflmc.Privacy(8, 0.01, 30), step_size=step, burn_in=13, samples=20),
+        wflmc.plan(
+            posterior,
+            link,
+            wflmc.Privacy(8, 0.01, 30),
+            step_size=step,
+            burn_in=13,
+            samples=20,
+        ),
     )
 
 

@@ -14,7 +14,9 @@ def load(name):
     """An example as a module; its neighbours are found as when it is run from the command line."""
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"example_{name}", FOLDER / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -33,7 +35,9 @@ def z_scores(theta, known):
     spread = np.sqrt(variance.mean(0))
     of_spread = variance.std(0, ddof=1) / count / (2 * spread)
     reference = arviz.convert_to_dataset(known)
-    errors = [arviz.mcse(reference, method=method)["x"].values for method in ("mean", "sd")]
+    errors = [
+        arviz.mcse(reference, method=method)["x"].values for method in ("mean", "sd")
+    ]
     means = (centre - known.mean((0, 1))) / np.hypot(of_mean, errors[0])
     spreads = (spread - known.std((0, 1), ddof=1)) / np.hypot(of_spread, errors[1])
     return means, spreads

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -70,7 +72,9 @@ class Federation(NamedTuple):
         for k in range(self.job.plan.devices):
             terms = self.job.terms(k)
             ledger = Ledger(terms.promise, 1, enforced=terms.enforced)
-            found.append(Device(self.inputs.posterior.device(k), terms, ledger, b"a test %d" % k))
+            found.append(
+                Device(self.inputs.posterior.device(k), terms, ledger, b"a test %d" % k)
+            )
         return found
 
     def app(self) -> ClientApp:
@@ -83,7 +87,9 @@ class Federation(NamedTuple):
         return sample(key, self.inputs.posterior, self.job.plan, chains=self.job.chains)
 
 
-def federation(folder: Path, changes: dict[str, Any] | None = None, **how: Any) -> Federation:
+def federation(
+    folder: Path, changes: dict[str, Any] | None = None, **how: Any
+) -> Federation:
     """The small scenario with changes by dotted keys; `how` is that of the job."""
     content = {section: dict(values) for section, values in SCENARIO.items()}
     for key, value in (changes or {}).items():
@@ -109,7 +115,9 @@ def apart(one: Trace, other: Trace) -> float:
     return float(np.abs(np.asarray(one.theta) - np.asarray(other.theta)).max())
 
 
-def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray[np.float64]:
+def expected_chain(
+    job: Job, posterior: Any, sent: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """θ[round, chain, m] of an overdamped chain by the formulas of the paper in float64, device by device.
 
     Written apart from the code under test: only the draws of the noise are shared. sent[S, K].
@@ -121,13 +129,25 @@ def expected_chain(job: Job, posterior: Any, sent: NDArray[np.bool_]) -> NDArray
         active = int(sent[s].sum())
         if active:
             for c in number:
-                key = jax.random.fold_in(jax.random.fold_in(noise_key, c), plan.start + s)
-                z = np.asarray(jax.random.normal(jax.random.fold_in(key, _crc("noise")), (plan.dim,)), float)
+                key = jax.random.fold_in(
+                    jax.random.fold_in(noise_key, c), plan.start + s
+                )
+                z = np.asarray(
+                    jax.random.normal(
+                        jax.random.fold_in(key, _crc("noise")), (plan.dim,)
+                    ),
+                    float,
+                )
                 y = np.sqrt(plan.noise_power) * z
                 for k in np.flatnonzero(sent[s]):
                     gradient = posterior.hessian[k] @ theta[c] - posterior.linear[k]
-                    y = y + plan.gain[s] * gradient * min(1.0, plan.clips_at[0][k] / np.linalg.norm(gradient))
-                theta[c] = theta[c] - plan.step_size[s] * plan.devices / (plan.gain[s] * active) * y
+                    y = y + plan.gain[s] * gradient * min(
+                        1.0, plan.clips_at[0][k] / np.linalg.norm(gradient)
+                    )
+                theta[c] = (
+                    theta[c]
+                    - plan.step_size[s] * plan.devices / (plan.gain[s] * active) * y
+                )
         kept.append(theta.copy())
     return np.array(kept)
 
@@ -136,7 +156,9 @@ def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def run_on_grid(server: Server, app: ClientApp, fault: Fault | None = None, progress: Any = None) -> None:
+def run_on_grid(
+    server: Server, app: ClientApp, fault: Fault | None = None, progress: Any = None
+) -> None:
     """All rounds by messages of Flower's in this process; answers come at once, so what has not come will not."""
     grid = LocalGrid(app, server.job.plan.devices, fault)
     nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
@@ -152,13 +174,21 @@ class LocalGrid(Grid):
         fault: what becomes of replies on their way, for tests.
     """
 
-    def __init__(self, app: ClientApp, devices: int, fault: Fault | None = None) -> None:
+    def __init__(
+        self, app: ClientApp, devices: int, fault: Fault | None = None
+    ) -> None:
         # Flower's messages ask who sends them; in its own runtimes these are set by the process around an app.
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self._app, self._fault = app, fault
         self._replies: dict[str, Message] = {}
         self._context = {
-            FIRST + k: Context(1, FIRST + k, {"partition-id": k, "num-partitions": devices}, RecordDict(), {})
+            FIRST + k: Context(
+                1,
+                FIRST + k,
+                {"partition-id": k, "num-partitions": devices},
+                RecordDict(),
+                {},
+            )
             for k in range(devices)
         }
 
@@ -184,9 +214,13 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies to messages with these ids, each of them once."""
-        return [self._replies.pop(ident) for ident in message_ids if ident in self._replies]
+        return [
+            self._replies.pop(ident) for ident in message_ids if ident in self._replies
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Hand over messages and return the replies; nothing takes time."""
         del timeout
         return self.pull_messages(self.push_messages(messages))
@@ -196,14 +230,20 @@ class LocalGrid(Grid):
         sent = _transferred(message, ident)
         try:
             answer: Message | None = self._app(sent, self._context[node])
-        except Exception as error:  # as Flower does: the server gets an error in place of a reply
+        except (
+            Exception
+        ) as error:  # as Flower does: the server gets an error in place of a reply
             answer = Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=sent)
         assert answer is not None
         _address(answer, uuid.uuid4().hex)
         if self._fault is not None:
             answer = self._fault(answer, node - FIRST)
         if answer is not None:
-            self._replies[ident] = answer if answer.has_error() else _transferred(answer, answer.metadata.message_id)
+            self._replies[ident] = (
+                answer
+                if answer.has_error()
+                else _transferred(answer, answer.metadata.message_id)
+            )
         return ident
 
 
@@ -215,7 +255,9 @@ def _address(message: Message, ident: str) -> None:
 def _transferred(message: Message, ident: str) -> Message:
     """Return the message as the other end reads it: as bytes and back."""
     _address(message, ident)
-    objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    objects = {
+        name: part.deflate() for name, part in get_all_nested_objects(message).items()
+    }
     received: Any = inflate_object_from_contents(message.object_id, objects)
     _address(received, ident)
     return received

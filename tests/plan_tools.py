@@ -19,7 +19,11 @@ def grouped(**settings):
     Tests that try many settings name them alone.
     """
     for name, kind in (("sampler", wflmc.Sampler), ("policy", wflmc.Policy)):
-        own = {field.name: settings.pop(field.name) for field in fields(kind) if field.name in settings}
+        own = {
+            field.name: settings.pop(field.name)
+            for field in fields(kind)
+            if field.name in settings
+        }
         if own:
             settings[name] = kind(**own)
     return settings

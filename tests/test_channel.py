@@ -42,7 +42,9 @@ def test_correlation_of_successive_rounds(correlation):
         products = (h[lag:] * h[:-lag].conj()).mean(0) / 2.0
         error = products.real.std(ddof=1) / np.sqrt(DEVICES)
         assert abs(products.real.mean() - correlation**lag) < 4 * error
-        assert abs(products.imag.mean()) < 4 * products.imag.std(ddof=1) / np.sqrt(DEVICES)
+        assert abs(products.imag.mean()) < 4 * products.imag.std(ddof=1) / np.sqrt(
+            DEVICES
+        )
 
 
 def test_full_correlation_is_a_static_channel():
@@ -68,20 +70,32 @@ def test_rician_k():
 
 def test_power_per_device():
     h = gains(channel.rayleigh(power=[1.0, 0.01]), rounds=20_000, devices=2)
-    np.testing.assert_allclose((np.abs(h) ** 2).mean(0), [1.0, 0.01], rtol=4 / np.sqrt(20_000))
-    np.testing.assert_allclose(gains(channel.static([4.0, 9.0]), rounds=2, devices=2), [[2, 3], [2, 3]])
+    np.testing.assert_allclose(
+        (np.abs(h) ** 2).mean(0), [1.0, 0.01], rtol=4 / np.sqrt(20_000)
+    )
+    np.testing.assert_allclose(
+        gains(channel.static([4.0, 9.0]), rounds=2, devices=2), [[2, 3], [2, 3]]
+    )
 
 
-@pytest.mark.parametrize("fading", [channel.rayleigh(correlation=0.7), channel.rician(), channel.static()])
+@pytest.mark.parametrize(
+    "fading", [channel.rayleigh(correlation=0.7), channel.rician(), channel.static()]
+)
 def test_more_rounds_begin_with_the_same_ones(fading):
-    np.testing.assert_array_equal(gains(fading, rounds=30), gains(fading, rounds=80)[:30])
+    np.testing.assert_array_equal(
+        gains(fading, rounds=30), gains(fading, rounds=80)[:30]
+    )
     if fading.name != "static":
-        assert not np.allclose(gains(fading, seed=1, rounds=30), gains(fading, rounds=30))
+        assert not np.allclose(
+            gains(fading, seed=1, rounds=30), gains(fading, rounds=30)
+        )
 
 
 def test_gains_from_an_array():
     table = np.arange(1, 13).reshape(6, 2) * (1 + 1j)
-    np.testing.assert_array_equal(gains(channel.from_array(table), rounds=4, devices=2), table[:4])
+    np.testing.assert_array_equal(
+        gains(channel.from_array(table), rounds=4, devices=2), table[:4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,9 +141,9 @@ def test_bad_links(make, key):
 
 
 def test_superposition_noise():
-    y = jax.vmap(lambda key: channel.superpose(key, jnp.full(3, 5.0), jnp.float32(4.0)))(
-        jax.random.split(jax.random.key(0), 40_000)
-    )
+    y = jax.vmap(
+        lambda key: channel.superpose(key, jnp.full(3, 5.0), jnp.float32(4.0))
+    )(jax.random.split(jax.random.key(0), 40_000))
     y = np.asarray(y, dtype=float)
     np.testing.assert_allclose(y.mean(0), 5.0, atol=4 * 2 / np.sqrt(40_000))
     np.testing.assert_allclose(y.var(0), 4.0, atol=4 * 4 * np.sqrt(2 / 40_000))
@@ -138,17 +152,23 @@ def test_superposition_noise():
 def test_first_order_recursion_against_a_loop():
     generator = np.random.default_rng(0)
     for factor in (0.0, 0.3, 0.999, 1.0):
-        steps = generator.standard_normal((50, 3)) + 1j * generator.standard_normal((50, 3))
+        steps = generator.standard_normal((50, 3)) + 1j * generator.standard_normal(
+            (50, 3)
+        )
         value, expected = np.full(3, 2.0 + 0j), []
         for row in steps:
             value = factor * value + row
             expected.append(value)
-        np.testing.assert_allclose(first_order(steps, factor, 2.0), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            first_order(steps, factor, 2.0), expected, rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("seed", [3.7, -1, 2**32, "3", np.float64(2.0)])
 def test_seeds_that_are_no_whole_numbers_of_32_bits_are_refused(seed):
-    with pytest.raises(wflmc.InputError, match=r"^seed .* a whole number between 0 and 4294967295"):
+    with pytest.raises(
+        wflmc.InputError, match=r"^seed .* a whole number between 0 and 4294967295"
+    ):
         wflmc.Link(channel.rayleigh(1.0), 20, seed=seed)
 
 
@@ -200,19 +220,29 @@ def test_a_server_tells_neighbours_apart_by_all_antennas(array):
     """Simulated receptions: the best test of a beam's output is as good as its loss says, that of y is better."""
     h = array[0, :, 0]
     weights, draws, noise_power = np.ones(ANTENNAS), 200_000, 40.0
-    n = complex_gains(np.random.default_rng(2), draws, ANTENNAS) * np.sqrt(noise_power / 2)
+    n = complex_gains(np.random.default_rng(2), draws, ANTENNAS) * np.sqrt(
+        noise_power / 2
+    )
     both = [h * x + n for x in (0.0, 1.0)]
     losses = []
     for f in (h, weights):  # the matched filter, and the beam
         phase = np.conj(np.vdot(f, h)) / np.abs(np.vdot(f, h))
         silent, heard = ((y @ f.conj() * phase).real for y in both)
         losses.append((heard.mean() - silent.mean()) ** 2 / (2 * silent.var()))
-    np.testing.assert_allclose(losses[0], np.sum(np.abs(h) ** 2) / noise_power, rtol=0.02)
-    np.testing.assert_allclose(losses[0] / losses[1], channel.beam_loss_factor(array[:1], weights)[0, 0], rtol=0.02)
+    np.testing.assert_allclose(
+        losses[0], np.sum(np.abs(h) ** 2) / noise_power, rtol=0.02
+    )
+    np.testing.assert_allclose(
+        losses[0] / losses[1],
+        channel.beam_loss_factor(array[:1], weights)[0, 0],
+        rtol=0.02,
+    )
 
 
 def test_a_beam_that_points_at_a_device_tells_all_of_it(array):
-    np.testing.assert_allclose(channel.beam_loss_factor(array[:1], array[0, :, 2])[0, 2], 1.0)
+    np.testing.assert_allclose(
+        channel.beam_loss_factor(array[:1], array[0, :, 2])[0, 2], 1.0
+    )
     single = channel.beam_loss_factor(array[:, :1], [2.0])
     np.testing.assert_allclose(single, 1.0)
 

@@ -29,17 +29,30 @@ def test_sub_keys_on_the_host_are_those_of_jax(seed, first, second):
     assert named(named(key, first), second) == wanted
     generator = np.random.default_rng(np.asarray(jax.random.key_data(wanted)).tolist())
     drawn = generator.integers(2**62, size=3)
-    np.testing.assert_array_equal(host_generator(seeded(seed), first, second).integers(2**62, size=3), drawn)
+    np.testing.assert_array_equal(
+        host_generator(seeded(seed), first, second).integers(2**62, size=3), drawn
+    )
 
 
 def test_sub_keys_in_compiled_functions_are_the_same():
     key = jax.random.key(7)
-    assert jax.jit(lambda key: named(key, "noise"))(key) == named(key, "noise") == folded(key, "noise")
+    assert (
+        jax.jit(lambda key: named(key, "noise"))(key)
+        == named(key, "noise")
+        == folded(key, "noise")
+    )
     each = chain_keys(key, np.arange(3), "init")
-    assert all(each == jax.numpy.stack([jax.random.fold_in(named(key, "init"), i) for i in range(3)]))
+    assert all(
+        each
+        == jax.numpy.stack(
+            [jax.random.fold_in(named(key, "init"), i) for i in range(3)]
+        )
+    )
 
 
-@pytest.mark.parametrize("key", [jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")], ids=["old", "rbg"])
+@pytest.mark.parametrize(
+    "key", [jax.random.PRNGKey(3), jax.random.key(3, impl="rbg")], ids=["old", "rbg"]
+)
 def test_keys_of_other_kinds_have_sub_keys_too(key):
     assert np.all(named(key, "data") == folded(key, "data"))
     words = np.asarray(jax.random.key_data(named(key, "data"))).tolist()

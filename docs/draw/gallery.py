@@ -70,7 +70,9 @@ def table(names: Iterable[str]) -> str:
         bound = np.max(made.bound[made.burn_in :])
         epsilon = "none" if made.epsilon_spent is None else f"{made.epsilon_spent:.3g}"
         senders = f"{made.active_devices.min()} … {made.active_devices.max()}"
-        rows.append(f"| `{name}` | {bound:.3g} | {law:.3g} | {ess:.3g} | {epsilon} | {senders} |")
+        rows.append(
+            f"| `{name}` | {bound:.3g} | {law:.3g} | {ess:.3g} | {epsilon} | {senders} |"
+        )
     return "\n".join(rows)
 
 
@@ -106,9 +108,22 @@ def _curves(panels: Any, made: Any, color: str, width: float) -> None:
     spent.set_title("largest privacy loss of a device", fontsize=9)
     if made.clips:
         spent.plot(rounds, np.cumsum(made.loss, axis=0).max(-1), **look)
-        spent.axhline(float(made.privacy.budget(made.devices)[0]), color="black", linestyle=":", linewidth=1)
+        spent.axhline(
+            float(made.privacy.budget(made.devices)[0]),
+            color="black",
+            linestyle=":",
+            linewidth=1,
+        )
     else:
-        spent.text(0.3, 0.6, "no privacy", transform=spent.transAxes, ha="center", fontsize=9, color=color)
+        spent.text(
+            0.3,
+            0.6,
+            "no privacy",
+            transform=spent.transAxes,
+            ha="center",
+            fontsize=9,
+            color=color,
+        )
     senders.plot(rounds, made.active_devices, **look)
     senders.set_ylim(0, 32)
     senders.set_title("active devices, of 30", fontsize=9)

@@ -18,14 +18,45 @@ def draw_channel() -> None:
     axes.set(xlim=(0, 19), ylim=(0, 8.6))
     axes.axis("off")
     for place, number in ((7.3, "1"), (5.2, "2"), (1.6, "K")):
-        _box(axes, 1.9, place, 3.4, 1.5, f"device {number}\ndata $D_{number}$, clipped\ngradient $g_{number}$", BLUE)
+        _box(
+            axes,
+            1.9,
+            place,
+            3.4,
+            1.5,
+            f"device {number}\ndata $D_{number}$, clipped\ngradient $g_{number}$",
+            BLUE,
+        )
         _arrow(axes, (3.7, place), (7.0, 4.55 + (place - 4.5) * 0.16), BLUE)
     axes.text(1.9, 3.35, "⋮", ha="center", va="center", fontsize=16)
-    axes.text(5.6, 6.75, "all at once,\n$(\\alpha/h_k)\\,g_k$", ha="center", fontsize=10, color=BLUE)
-    axes.text(7.6, 4.5, "+", ha="center", va="center", fontsize=22, bbox={"boxstyle": "circle", "fc": "white"})
+    axes.text(
+        5.6,
+        6.75,
+        "all at once,\n$(\\alpha/h_k)\\,g_k$",
+        ha="center",
+        fontsize=10,
+        color=BLUE,
+    )
+    axes.text(
+        7.6,
+        4.5,
+        "+",
+        ha="center",
+        va="center",
+        fontsize=22,
+        bbox={"boxstyle": "circle", "fc": "white"},
+    )
     axes.text(7.6, 7.6, "channel noise $z$", ha="center", fontsize=11, color=RED)
     _arrow(axes, (7.6, 7.3), (7.6, 5.35), RED)
-    _box(axes, 12.2, 4.5, 4.8, 1.6, "server receives\n$y = \\alpha\\,\\Sigma_k\\, g_k + z$", BLACK)
+    _box(
+        axes,
+        12.2,
+        4.5,
+        4.8,
+        1.6,
+        "server receives\n$y = \\alpha\\,\\Sigma_k\\, g_k + z$",
+        BLACK,
+    )
     _arrow(axes, (8.4, 4.5), (9.7, 4.5), BLACK)
     _box(
         axes,
@@ -47,23 +78,46 @@ def draw_channel() -> None:
     )
     _arrow(axes, (13.6, 5.4), (14.6, 6.2), GREEN)
     _arrow(axes, (13.6, 3.6), (14.6, 2.8), ORANGE)
-    axes.plot([12.2, 12.2, 1.9], [3.6, 0.3, 0.3], color=GREY, linewidth=1.2, linestyle="--")
+    axes.plot(
+        [12.2, 12.2, 1.9], [3.6, 0.3, 0.3], color=GREY, linewidth=1.2, linestyle="--"
+    )
     _arrow(axes, (1.9, 0.3), (1.9, 0.8), GREY)
-    axes.text(7.2, 0.5, "broadcast of the new θ, every round", ha="center", fontsize=9, color=GREY)
+    axes.text(
+        7.2,
+        0.5,
+        "broadcast of the new θ, every round",
+        ha="center",
+        fontsize=9,
+        color=GREY,
+    )
     save(figure, "idea_channel")
 
 
-def _box(axes: Any, x: float, y: float, width: float, height: float, text: str, color: str) -> None:
+def _box(
+    axes: Any, x: float, y: float, width: float, height: float, text: str, color: str
+) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     corner = (x - width / 2, y - height / 2)
-    look = {"boxstyle": "round,pad=0.02,rounding_size=0.25", "facecolor": "white", "edgecolor": color, "linewidth": 1.6}
+    look = {
+        "boxstyle": "round,pad=0.02,rounding_size=0.25",
+        "facecolor": "white",
+        "edgecolor": color,
+        "linewidth": 1.6,
+    }
     axes.add_patch(FancyBboxPatch(corner, width, height, **look))
     axes.text(x, y, text, ha="center", va="center", fontsize=9.5, color=BLACK)
 
 
-def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], color: str) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 1.6})
+def _arrow(
+    axes: Any, start: tuple[float, float], end: tuple[float, float], color: str
+) -> None:
+    axes.annotate(
+        "",
+        end,
+        start,
+        arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 1.6},
+    )
 
 
 def draw_gain() -> None:
@@ -72,16 +126,42 @@ def draw_gain() -> None:
     axes = figure.subplots()
     gain = np.geomspace(0.3, 3, 200)
     channel = gain**-2.0
-    axes.plot(gain, np.maximum(channel, 1), color=BLACK, linewidth=2, label="noise of the update, σ²")
-    axes.plot(gain, channel, color=RED, linestyle="--", label="of which from the channel, ∝ 1/α²")
+    axes.plot(
+        gain,
+        np.maximum(channel, 1),
+        color=BLACK,
+        linewidth=2,
+        label="noise of the update, σ²",
+    )
+    axes.plot(
+        gain,
+        channel,
+        color=RED,
+        linestyle="--",
+        label="of which from the channel, ∝ 1/α²",
+    )
     axes.fill_between(gain, 1, np.maximum(channel, 1), color=RED, alpha=0.2)
     axes.fill_between(gain, np.minimum(channel, 1), 1, color=GREEN, alpha=0.2)
-    axes.plot(gain, 0.45 * gain**2, color=ORANGE, linewidth=2, linestyle="-.", label="privacy loss of the round, ∝ α²")
+    axes.plot(
+        gain,
+        0.45 * gain**2,
+        color=ORANGE,
+        linewidth=2,
+        linestyle="-.",
+        label="privacy loss of the round, ∝ α²",
+    )
     axes.axvline(1, color=GREY, linewidth=1)
     axes.text(0.36, 1.25, "excess: samples\nspread too widely", color=RED, fontsize=10)
-    axes.text(1.62, 0.6, "the server adds this:\nit protects nobody", color=GREEN, fontsize=10)
+    axes.text(
+        1.62, 0.6, "the server adds this:\nit protects nobody", color=GREEN, fontsize=10
+    )
     axes.text(1.02, 0.105, "Langevin cap", color=BLACK, fontsize=10)
-    axes.set(xscale="log", yscale="log", xlabel="gain α over the gain at the Langevin cap", ylabel="relative size")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="gain α over the gain at the Langevin cap",
+        ylabel="relative size",
+    )
     axes.set(xlim=(0.3, 3), ylim=(0.09, 12))
     axes.set_xticks([0.3, 0.5, 1, 2, 3], ["0.3", "0.5", "1", "2", "3"])
     axes.set_yticks([0.1, 1, 10], ["0.1", "1 (Langevin: 2η)", "10"])
@@ -93,9 +173,17 @@ def draw_gain() -> None:
 def draw_loudness() -> None:
     """Draw chains on a two-dimensional posterior at three gains, with the privacy cost of each."""
     posterior = wflmc.gaussian_regression(jax.random.key(3), devices=30, dim=2)
-    step, privacy = 0.4 / (posterior.mu + posterior.L), wflmc.Privacy(epsilon=1, delta=0.01, clip=30)
+    step, privacy = (
+        0.4 / (posterior.mu + posterior.L),
+        wflmc.Privacy(epsilon=1, delta=0.01, clip=30),
+    )
     ideal = wflmc.Link(wflmc.channel.static(), snr_db=100)
-    keywords = {"step_size": step, "burn_in": 60, "samples": 40, "policy": wflmc.Policy("no-dp")}
+    keywords = {
+        "step_size": step,
+        "burn_in": 60,
+        "samples": 40,
+        "policy": wflmc.Policy("no-dp"),
+    }
     at_cap = wflmc.plan(posterior, ideal, privacy, **keywords)
     figure = new_figure(9.5, 3.5)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
@@ -106,7 +194,9 @@ def draw_loudness() -> None:
     )
     for axes, factor, text in zip(panels, (0.25, 1.0, 4.0), words, strict=True):
         gain = factor * at_cap.gain
-        made = at_cap.with_rounds(gain=gain, server_noise=np.maximum(0.0, 2 * step - (step / gain) ** 2))
+        made = at_cap.with_rounds(
+            gain=gain, server_noise=np.maximum(0.0, 2 * step - (step / gain) ** 2)
+        )
         trace = wflmc.sample(jax.random.key(1), posterior, made, chains=40)
         distance = wflmc.exact_w2_sq(posterior, made)[60:].max()
         _cloud(axes, posterior.exact, trace.theta.reshape(-1, 2))
@@ -118,12 +208,26 @@ def draw_loudness() -> None:
 
 def _cloud(axes: Any, exact: Any, theta: Any) -> None:
     """Draw samples, and the ellipses that contain half and 99 % of the posterior."""
-    axes.plot(theta[:, 0], theta[:, 1], ".", color=BLUE, markersize=2.5, alpha=0.5, label="samples")
+    axes.plot(
+        theta[:, 0],
+        theta[:, 1],
+        ".",
+        color=BLUE,
+        markersize=2.5,
+        alpha=0.5,
+        label="samples",
+    )
     turn = np.linspace(0, 2 * np.pi, 200)
     root = np.linalg.cholesky(exact.covariance)
     for share in (0.5, 0.99):
-        ring = exact.mean + np.sqrt(-2 * np.log(1 - share)) * (root @ [np.cos(turn), np.sin(turn)]).T
+        ring = (
+            exact.mean
+            + np.sqrt(-2 * np.log(1 - share)) * (root @ [np.cos(turn), np.sin(turn)]).T
+        )
         axes.plot(ring[:, 0], ring[:, 1], color=BLACK, linewidth=1.4)
     axes.set_xlabel("θ₁")
     reach = 10 * np.sqrt(np.diag(exact.covariance).max())
-    axes.set(xlim=(exact.mean[0] - reach, exact.mean[0] + reach), ylim=(exact.mean[1] - reach, exact.mean[1] + reach))
+    axes.set(
+        xlim=(exact.mean[0] - reach, exact.mean[0] + reach),
+        ylim=(exact.mean[1] - reach, exact.mean[1] + reach),
+    )

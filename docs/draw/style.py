@@ -8,7 +8,14 @@ from typing import Any
 FIGURES = Path(__file__).parents[1] / "figures"
 
 BLACK, GREY = "#222222", "#999999"
-BLUE, ORANGE, GREEN, RED, PURPLE, YELLOW = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
+BLUE, ORANGE, GREEN, RED, PURPLE, YELLOW = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#F0E442",
+)
 
 
 def new_figure(width: float, height: float) -> Any:

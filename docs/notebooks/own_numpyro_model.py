@@ -23,7 +23,10 @@ def model(dose, events):
 
 rng = np.random.default_rng(0)
 dose = rng.normal(size=1500)
-data = {"dose": dose, "events": rng.negative_binomial(3, 3 / (3 + np.exp(0.5 + 0.8 * dose)))}
+data = {
+    "dose": dose,
+    "events": rng.negative_binomial(3, 3 / (3 + np.exp(0.5 + 0.8 * dose))),
+}
 posterior = wflmc.from_numpyro(model, data, devices=15)
 posterior
 
@@ -43,7 +46,9 @@ for site, values in posterior.unflatten(trace.theta).items():
 # ## Against NUTS
 
 # %%
-nuts = numpyro.infer.MCMC(numpyro.infer.NUTS(model), num_warmup=500, num_samples=2000, progress_bar=False)
+nuts = numpyro.infer.MCMC(
+    numpyro.infer.NUTS(model), num_warmup=500, num_samples=2000, progress_bar=False
+)
 nuts.run(jax.random.key(0), **data)
 for site, values in sorted(nuts.get_samples().items()):
     print(f"{site:6s} {values.mean():.3f} ± {values.std():.3f}")
@@ -55,10 +60,19 @@ for site, values in sorted(nuts.get_samples().items()):
 # the plan's warnings say; with the posterior of public data as `preconditioner` nothing would.
 
 # %%
-privacy = wflmc.Privacy(epsilon=8, delta=1e-5, clip=2.0, unit="record", example_clip=0.2)
-private = wflmc.plan(posterior, wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=40), privacy)
+privacy = wflmc.Privacy(
+    epsilon=8, delta=1e-5, clip=2.0, unit="record", example_clip=0.2
+)
+private = wflmc.plan(
+    posterior, wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=40), privacy
+)
 trace = wflmc.sample(jax.random.key(2), posterior, private, chains=40)
-print(len(private.rounds), "rounds, noise", round(private.noise_ratio, 2), "times what sampling needs")
+print(
+    len(private.rounds),
+    "rounds, noise",
+    round(private.noise_ratio, 2),
+    "times what sampling needs",
+)
 for site, values in posterior.unflatten(trace.theta).items():
     print(f"{site:6s} {values.mean():.3f} ± {values.std():.3f}")
 print(*private.warnings, sep="\n")

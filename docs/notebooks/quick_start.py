@@ -21,7 +21,14 @@ posterior
 # The plan says which devices transmit in every round and how strongly. Its ε is for adjacency `replace`.
 
 # %%
-plan = wflmc.plan(posterior, link, privacy, step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50)
+plan = wflmc.plan(
+    posterior,
+    link,
+    privacy,
+    step_size=0.4 / (posterior.mu + posterior.L),
+    burn_in=50,
+    samples=50,
+)
 print(plan.regime_share)
 print(f"ε spent: {plan.epsilon_spent:.3g} ({plan.privacy.adjacency})")
 
@@ -34,9 +41,15 @@ print(wflmc.evaluate(trace, posterior))
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 3))
-axes.hist(trace.theta[..., 0].ravel(), bins=60, density=True, alpha=0.5, label="samples")
+axes.hist(
+    trace.theta[..., 0].ravel(), bins=60, density=True, alpha=0.5, label="samples"
+)
 grid = np.linspace(*axes.get_xlim(), 200)
 mean, sd = posterior.exact.mean[0], posterior.exact.covariance[0, 0] ** 0.5
-axes.plot(grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / (sd * np.sqrt(2 * np.pi)), label="posterior")
+axes.plot(
+    grid,
+    np.exp(-0.5 * ((grid - mean) / sd) ** 2) / (sd * np.sqrt(2 * np.pi)),
+    label="posterior",
+)
 axes.set_xlabel("θ[0]")
 axes.legend()

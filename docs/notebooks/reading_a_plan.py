@@ -24,7 +24,9 @@ plan
 # %%
 print(plan.regime_share)
 print(f"noise after burn-in, over what sampling needs: {plan.noise_ratio:.2f}")
-print(f"ε spent by the worst device: {plan.epsilon_spent:.3g} ({plan.privacy.adjacency})")
+print(
+    f"ε spent by the worst device: {plan.epsilon_spent:.3g} ({plan.privacy.adjacency})"
+)
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3))

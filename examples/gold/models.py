@@ -8,7 +8,9 @@ from numpyro.distributions import constraints
 
 def flat(name, size=None, support=constraints.real):
     """A parameter with a flat prior."""
-    return numpyro.sample(name, dist.ImproperUniform(support, () if size is None else (size,), ()))
+    return numpyro.sample(
+        name, dist.ImproperUniform(support, () if size is None else (size,), ())
+    )
 
 
 def regression(features, target, sigma):
@@ -20,11 +22,15 @@ def regression(features, target, sigma):
 
 def columns(*values):
     """Columns of a design matrix, numbers repeated as often as the last one is long."""
-    return jnp.stack([jnp.broadcast_to(value, values[-1].shape) * 1.0 for value in values], -1)
+    return jnp.stack(
+        [jnp.broadcast_to(value, values[-1].shape) * 1.0 for value in values], -1
+    )
 
 
 def logearn_height(earn, height):
-    regression(columns(1.0, height), jnp.log(earn), flat("sigma", support=constraints.positive))
+    regression(
+        columns(1.0, height), jnp.log(earn), flat("sigma", support=constraints.positive)
+    )
 
 
 def logearn_interaction(earn, height, male):
@@ -42,7 +48,9 @@ def eight_schools_noncentered(J, y, sigma):
 
 
 def kidscore_momiq(kid_score, mom_iq):
-    regression(columns(1.0, mom_iq), kid_score, numpyro.sample("sigma", dist.HalfCauchy(2.5)))
+    regression(
+        columns(1.0, mom_iq), kid_score, numpyro.sample("sigma", dist.HalfCauchy(2.5))
+    )
 
 
 def kidscore_interaction(kid_score, mom_hs, mom_iq):
@@ -51,18 +59,26 @@ def kidscore_interaction(kid_score, mom_hs, mom_iq):
 
 
 def low_dim_gauss_mix(y):
-    mu = numpyro.sample("mu", dist.ImproperUniform(constraints.ordered_vector, (), (2,)))
+    mu = numpyro.sample(
+        "mu", dist.ImproperUniform(constraints.ordered_vector, (), (2,))
+    )
     numpyro.factor("mu_prior", dist.Normal(0, 2).log_prob(mu).sum())
     sigma = numpyro.sample("sigma", dist.HalfNormal(2).expand([2]).to_event(1))
     theta = numpyro.sample("theta", dist.Beta(5, 5))
-    mixture = dist.MixtureSameFamily(dist.Categorical(probs=jnp.stack([theta, 1 - theta])), dist.Normal(mu, sigma))
+    mixture = dist.MixtureSameFamily(
+        dist.Categorical(probs=jnp.stack([theta, 1 - theta])), dist.Normal(mu, sigma)
+    )
     with numpyro.plate("records", y.shape[0]):
         numpyro.sample("y", mixture, obs=y)
 
 
-def logmesquite_logvas(weight, diam1, diam2, canopy_height, total_height, density, group):
+def logmesquite_logvas(
+    weight, diam1, diam2, canopy_height, total_height, density, group
+):
     volume, area, shape = diam1 * diam2 * canopy_height, diam1 * diam2, diam1 / diam2
-    features = columns(1.0, *map(jnp.log, (volume, area, shape, total_height, density)), group)
+    features = columns(
+        1.0, *map(jnp.log, (volume, area, shape, total_height, density)), group
+    )
     regression(features, jnp.log(weight), flat("sigma", support=constraints.positive))
 
 

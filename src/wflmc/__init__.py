@@ -32,7 +32,11 @@ _HOMES = {
 """Where names are defined; `__init__.pyi` says the same to type checkers."""
 _APPLICATIONS = ("adapters", "audit", "baselines")
 """Modules of `wflmc.apps` that users find at the top level."""
-__all__ = ["__version__", "channel", *sorted(name for names in _HOMES.values() for name in names)]
+__all__ = [
+    "__version__",
+    "channel",
+    *sorted(name for names in _HOMES.values() for name in names),
+]
 
 
 def __getattr__(name: str) -> object:

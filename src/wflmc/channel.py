@@ -42,14 +42,18 @@ class GaussMarkov:
 
     def draw_first(self, noise: Gains) -> Gains:
         """Return a first round, from CN(0, 1) draws noise[..., K]."""
-        return _amplitude(self.power, noise.shape[-1]) * (self.path + np.sqrt(self.scatter) * noise)
+        return _amplitude(self.power, noise.shape[-1]) * (
+            self.path + np.sqrt(self.scatter) * noise
+        )
 
     def draw_after(self, present: Gains, noise: Gains) -> Gains:
         """Return rounds 1..n after one with gains present[..., K], each drawn by itself: [..., n, K], as the noise."""
         amplitude = _amplitude(self.power, noise.shape[-1])
         memory = (self.correlation ** np.arange(1, noise.shape[-2] + 1))[:, None]
         known = memory * (present / amplitude - self.path)[..., None, :]
-        return amplitude * (self.path + known + np.sqrt(self.scatter * (1 - memory**2)) * noise)
+        return amplitude * (
+            self.path + known + np.sqrt(self.scatter * (1 - memory**2)) * noise
+        )
 
     def quality(self, gains: Gains) -> NDArray[np.float64]:
         """Return P(|h| ≤ what it is), given the device's round before: h[..., S, K] to u[..., S, K].
@@ -95,7 +99,9 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
 def _gauss_markov(name: str, law: GaussMarkov) -> Fading:
     """Return fading with g[s] = r g[s−1] + √(1−r²) w[s], w ~ CN(0, scatter), stationary from the start."""
     if not 0 <= law.correlation <= 1:
-        raise InputError("correlation", law.correlation, "between 0 and 1", section="link")
+        raise InputError(
+            "correlation", law.correlation, "between 0 and 1", section="link"
+        )
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
@@ -136,12 +142,16 @@ def rayleigh(power: ArrayLike = 1.0, correlation: float = 0.0) -> Fading:
     return _gauss_markov("rayleigh", GaussMarkov(power, 0.0, 1.0, correlation))
 
 
-def rician(power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0) -> Fading:
+def rician(
+    power: ArrayLike = 1.0, rician_k: float = 3.0, correlation: float = 0.0
+) -> Fading:
     """Return a constant path and a scattered one whose powers are as rician_k : 1 and add up to `power`."""
     if not (rician_k >= 0 and np.isfinite(rician_k)):
         raise InputError("rician_k", rician_k, "finite and at least 0", section="link")
     path, scatter = np.sqrt(rician_k / (rician_k + 1)), 1 / (rician_k + 1)
-    return _gauss_markov("rician", GaussMarkov(power, float(path), scatter, correlation))
+    return _gauss_markov(
+        "rician", GaussMarkov(power, float(path), scatter, correlation)
+    )
 
 
 def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
@@ -174,7 +184,9 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
     wrong = ~((np.abs(table) > 1e-100) & (np.abs(table) < 1e100))
     if wrong.any():
         round_index, device = np.argwhere(wrong)[0]
-        place = f"for device {device} in round {round_index}{of_source} (counted from 0)"
+        place = (
+            f"for device {device} in round {round_index}{of_source} (counted from 0)"
+        )
         first = f"is {table[round_index, device]:g} {place}"
         others = f", the first of {wrong.sum()} such values" if wrong.sum() > 1 else ""
         allowed = "finite and non-zero, 1e-100 to 1e100 in magnitude; give a dead channel a tiny gain, such as 1e-9"
@@ -182,7 +194,9 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
 
     def draw(generator: np.random.Generator, rounds: int, devices: int) -> Gains:
         if table.shape[0] < rounds or table.shape[1] != devices:
-            allowed = f"an array of at least {rounds} rounds × exactly {devices} devices"
+            allowed = (
+                f"an array of at least {rounds} rounds × exactly {devices} devices"
+            )
             if table.shape[0] == devices and table.shape[1] >= rounds:
                 allowed += "; rows are rounds: is it transposed?"
             given = f"array of shape {table.shape}{of_source}"
@@ -218,7 +232,11 @@ def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64
     h = np.asarray(gains)
     f = np.asarray(weights)
     if h.ndim != 3 or h.dtype.kind not in "fciu":
-        raise InputError("gains", f"{h.dtype} array of shape {h.shape}", "an array [rounds, antennas, devices]")
+        raise InputError(
+            "gains",
+            f"{h.dtype} array of shape {h.shape}",
+            "an array [rounds, antennas, devices]",
+        )
     if f.shape not in (h.shape[1:2], h.shape[:2]) or f.dtype.kind not in "fciu":
         allowed = f"one for each of {h.shape[1]} antennas, or [{h.shape[0]} rounds, {h.shape[1]} antennas]"
         raise InputError("weights", f"{f.dtype} array of shape {f.shape}", allowed)
@@ -226,7 +244,11 @@ def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64
     received = np.abs(np.einsum("sa,sak->sk", beam.conj(), h)) ** 2
     available = (np.abs(beam) ** 2).sum(1)[:, None] * (np.abs(h) ** 2).sum(1)
     if not np.all((received > 0) & np.isfinite(available)):
-        raise InputError("weights", "a beam without some of the devices", "such that every device is received, finite")
+        raise InputError(
+            "weights",
+            "a beam without some of the devices",
+            "such that every device is received, finite",
+        )
     return available / received
 
 
@@ -258,9 +280,15 @@ LARGE = 10.0
 def _decibels(table: Gains) -> tuple[Notice, ...]:
     """Return a notice about real gains that only make sense in dB; complex ones have a phase, and are amplitudes."""
     negative = table.dtype.kind != "c" and np.all(table < 0)
-    if table.dtype.kind == "c" or not (negative or np.min(table) < -LARGE or np.median(table) > LARGE):
+    if table.dtype.kind == "c" or not (
+        negative or np.min(table) < -LARGE or np.median(table) > LARGE
+    ):
         return ()
-    looks = "all real and negative" if negative else f"real and as large as {np.abs(table).max():.3g}"
+    looks = (
+        "all real and negative"
+        if negative
+        else f"real and as large as {np.abs(table).max():.3g}"
+    )
     convert = "10**(dB/20) converts a gain in dB, 10**(-dB/20) a path loss"
     text = f"The link's gains are {looks}, as those in dB are, but are taken as amplitudes |h|: {convert}."
     return (Notice(NoticeCode.GAINS_IN_DECIBELS, text),)
@@ -321,9 +349,20 @@ class Link(Shown):
         check_fields(self)
 
     def _facts(self) -> dict[str, Any]:
-        law, usual = self.fading.law, {"csi_error": 0.0, "downlink_snr_db": np.inf, "noise_power": 1.0}
-        facts = {"fading": self.fading.name, "power": law and law.power, "snr_db": self.snr_db}
-        facts |= {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+        law, usual = (
+            self.fading.law,
+            {"csi_error": 0.0, "downlink_snr_db": np.inf, "noise_power": 1.0},
+        )
+        facts = {
+            "fading": self.fading.name,
+            "power": law and law.power,
+            "snr_db": self.snr_db,
+        }
+        facts |= {
+            name: getattr(self, name)
+            for name in usual
+            if getattr(self, name) != usual[name]
+        }
         return {**facts, "seed": self.seed}
 
     def snr(self, devices: int) -> NDArray[np.float64]:
@@ -367,4 +406,6 @@ class Link(Shown):
 
 def superpose(key: jax.Array, signal: jax.Array, noise_power: jax.Array) -> jax.Array:
     """Return what the server receives, y = Σ_k h_k x_k + z with z ~ N(0, N0 I) (Sec. II-C), given the sum signal[m]."""
-    return signal + jnp.sqrt(noise_power) * jax.random.normal(key, signal.shape, signal.dtype)
+    return signal + jnp.sqrt(noise_power) * jax.random.normal(
+        key, signal.shape, signal.dtype
+    )

@@ -106,7 +106,9 @@ class Overdamped:
     def contraction(self, step_size: ArrayLike, mu: float, L: float) -> Contraction:
         """Constants of the bound for 0 < η < 2/L, one η or one per round; at η = 2/L the chain no longer contracts."""
         eta = np.asarray(step_size, dtype=float)
-        _check_steps(eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}")
+        _check_steps(
+            eta, (eta > 0) & (eta < 2 / L), f"above 0 and below 2/L = {2 / L:.6g}"
+        )
         # 1 − γ directly, not by subtraction: it is tiny for small steps and κ divides by it.
         distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
         least = f"large enough to contract: step_size × mu = {distance.min():.3g} is too small"
@@ -114,7 +116,9 @@ class Overdamped:
             least += f" (L/mu = {L / mu:.1g}, as of features that are not scaled: standardise them)"
         _check_steps(eta, distance >= 1e-12, least)
         gamma = 1 - distance
-        return Contraction(gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2))
+        return Contraction(
+            gamma, 1 - distance / 2, 2 * (1 + gamma) / distance, np.log1p(-distance / 2)
+        )
 
     def draw_velocity(self, key: jax.Array, position: jax.Array) -> jax.Array | None:
         """Draw the velocity that a chain at θ[m] starts with; None without one."""
@@ -155,14 +159,20 @@ class Overdamped:
             position = position + noise
         return PhasePoint(position)
 
-    def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
+    def linear_round(
+        self, step_size: Array, hessian: Array, linear: Array
+    ) -> tuple[Array, Array, Array]:
         """A round on θ with gradients Hθ − b: matrix [..., S, m, m], offset [..., S, m], how noise enters [m, m].
 
         Args:
             step_size: η[..., S]; hessian: H[..., S, m, m]; linear: b[..., S, m].
         """
         one = np.eye(hessian.shape[-1])
-        return one - step_size[..., None, None] * hessian, step_size[..., None] * linear, one
+        return (
+            one - step_size[..., None, None] * hessian,
+            step_size[..., None] * linear,
+            one,
+        )
 
     def initial_law(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
         """Mean and covariance of a chain's state at the start, from those of θ[0]."""
@@ -230,9 +240,13 @@ class Kinetic(Overdamped):
         at λ = μ or λ = L.
         """
         h = np.asarray(step_size, dtype=float)
-        _check_steps(h, (h > 0) & (h < 2 / L**0.5), f"above 0 and below 2/√L = {2 / L**0.5:.6g}")
+        _check_steps(
+            h, (h > 0) & (h < 2 / L**0.5), f"above 0 and below 2/√L = {2 / L**0.5:.6g}"
+        )
         if not 0 < self.friction < np.inf:
-            raise InputError("friction", self.friction, "finite and above 0", section="sampler")
+            raise InputError(
+                "friction", self.friction, "finite and above 0", section="sampler"
+            )
         decay = np.exp(-self.friction * h)
         half_trace = 0.5 * (1 + decay) * (1 - 0.5 * h**2 * np.array([[mu], [L]]))
         root = np.sqrt((half_trace**2 - decay).astype(complex))
@@ -277,21 +291,30 @@ class Kinetic(Overdamped):
         position = point.position + half_step * (velocity + new_velocity)
         return PhasePoint(position, new_velocity)
 
-    def linear_round(self, step_size: Array, hessian: Array, linear: Array) -> tuple[Array, Array, Array]:
+    def linear_round(
+        self, step_size: Array, hessian: Array, linear: Array
+    ) -> tuple[Array, Array, Array]:
         """A round on (θ, v): matrix [..., 2m, 2m], offset [..., 2m], how noise enters [..., 2m, m]."""
-        half, decay = 0.5 * step_size[..., None, None], np.exp(-self.friction * step_size)[..., None, None]
+        half, decay = (
+            0.5 * step_size[..., None, None],
+            np.exp(-self.friction * step_size)[..., None, None],
+        )
         kick = half * (1 + decay)
         pull, push = kick * hessian, kick[..., 0] * linear
         one = np.broadcast_to(np.eye(hessian.shape[-1]), hessian.shape)
         fresh = np.concatenate([-pull, decay * one - half * pull], axis=-1)
-        matrix = np.concatenate([np.concatenate([one, half * one], axis=-1) + half * fresh, fresh], axis=-2)
+        matrix = np.concatenate(
+            [np.concatenate([one, half * one], axis=-1) + half * fresh, fresh], axis=-2
+        )
         offset = np.concatenate([half[..., 0] * push, push], axis=-1)
         return matrix, offset, np.concatenate([half * one, one], axis=-2)
 
     def initial_law(self, mean: Array, covariance: Array) -> tuple[Array, Array]:
         """The law of (θ, v) at the start: v ~ N(0, I), independent of θ."""
         none, one = np.zeros_like(covariance), np.eye(mean.size)
-        return np.concatenate([mean, np.zeros_like(mean)]), np.block([[covariance, none], [none, one]])
+        return np.concatenate([mean, np.zeros_like(mean)]), np.block(
+            [[covariance, none], [none, one]]
+        )
 
     def readout(self, matrix: Array) -> Array:
         """As of `Overdamped`; the velocity is not read."""
@@ -320,7 +343,10 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
     """The dynamics that options or a scenario name; friction is for kinetic ones alone."""
     if isinstance(name, Dynamics):
         return name
-    known = {"overdamped": OVERDAMPED, "kinetic": kinetic(friction)}  # a bad friction is refused in any case
+    known = {
+        "overdamped": OVERDAMPED,
+        "kinetic": kinetic(friction),
+    }  # a bad friction is refused in any case
     if name not in known:
         raise unknown("dynamics", name, known, section="sampler")
     return known[name]
@@ -343,8 +369,14 @@ def _check_steps(step_size: Array, holds: NDArray[np.bool_], allowed: str) -> No
     """Refuse the first step size that does not hold, and say of which round it is where they differ."""
     if not np.all(holds):
         at = int(np.argmin(np.ravel(holds)))
-        where = "" if np.all(step_size == step_size.flat[0]) else f" in every round, also in round {at + 1}"
-        raise InputError("step_size", float(step_size.flat[at]), allowed + where, section="sampler")
+        where = (
+            ""
+            if np.all(step_size == step_size.flat[0])
+            else f" in every round, also in round {at + 1}"
+        )
+        raise InputError(
+            "step_size", float(step_size.flat[at]), allowed + where, section="sampler"
+        )
 
 
 class Motion(NamedTuple):
@@ -398,7 +430,10 @@ class Quadratic(NamedTuple):
 
 def effects(matrix: Array, enters: Array, readout: Array, burn_in: int) -> Array:
     """Φ Φᵀ for Φ = R A[s'] ⋯ A[s+1] G[s], all s' > burn_in and all s: A[S, n, n] -> [S_u, S, m, m]."""
-    found, carried = _no_effects(burn_in, len(matrix), len(readout), len(readout)), np.zeros(enters.shape)
+    found, carried = (
+        _no_effects(burn_in, len(matrix), len(readout), len(readout)),
+        np.zeros(enters.shape),
+    )
     for s in range(matrix.shape[0]):
         carried[:s] = matrix[s] @ carried[:s]
         carried[s] = enters[s]
@@ -416,7 +451,9 @@ def _no_effects(burn_in: int, rounds: int, *shape: int) -> Array:
     return np.zeros((rounds - burn_in, rounds, *shape))
 
 
-def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int) -> Response:
+def diagonal_response(
+    precision: Array, mean_sq: Array, start: ArrayLike, motion: Motion, burn_in: int
+) -> Response:
     """A chain on a Gaussian posterior to whose Hessian all devices contribute alike.
 
     Args:
@@ -426,11 +463,19 @@ def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion
     if motion.dynamics.has_velocity:
         allowed = "worst with power = 'equal' for kinetic dynamics of this model, whose law is not known"
         raise InputError("objective", "exact", allowed, section="policy")
-    eta, weight = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
-    precision, mean_sq, begun, times = _merged(precision, mean_sq, np.broadcast_to(start, precision.shape))
+    eta, weight = (
+        np.asarray(motion.step_size, dtype=float),
+        np.asarray(motion.weight, dtype=float),
+    )
+    precision, mean_sq, begun, times = _merged(
+        precision, mean_sq, np.broadcast_to(start, precision.shape)
+    )
     share = eta * weight.mean(-1)
     factor = (1 - share[:, None] * precision) ** 2
-    found, carried = _no_effects(burn_in, share.size, times.size), np.zeros((share.size, times.size))
+    found, carried = (
+        _no_effects(burn_in, share.size, times.size),
+        np.zeros((share.size, times.size)),
+    )
     for s in range(share.size):
         carried[:s] *= factor[s]
         carried[s] = 1.0
@@ -440,17 +485,30 @@ def diagonal_response(precision: Array, mean_sq: Array, start: ArrayLike, motion
     covariance = begun * kept
     if np.any(motion.downlink):
         spread = (eta**2 * (weight**2).sum(-1) / weight.shape[1] ** 2)[:, None]
-        covariance = covariance + np.einsum("usd,sd->ud", found, motion.downlink * spread * precision**2)
+        covariance = covariance + np.einsum(
+            "usd,sd->ud", found, motion.downlink * spread * precision**2
+        )
     return Response(covariance, found, kept @ mean_sq, 1 / precision, times)
 
 
-def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Array, Array, Array]:
+def _merged(
+    precision: Array, mean_sq: Array, start: Array
+) -> tuple[Array, Array, Array, Array]:
     """Alike precisions and starts, or if there are too many nearly alike precisions, as one, with how many they are."""
     order = np.lexsort((start, precision))
-    precision, mean_sq, start, log = precision[order], mean_sq[order], start[order], np.log(precision[order])
-    first = np.append(True, (np.diff(log) > 1e-12) | (np.diff(start) > 1e-12 * start.max()))
+    precision, mean_sq, start, log = (
+        precision[order],
+        mean_sq[order],
+        start[order],
+        np.log(precision[order]),
+    )
+    first = np.append(
+        True, (np.diff(log) > 1e-12) | (np.diff(start) > 1e-12 * start.max())
+    )
     if first.sum() > MOST_DIRECTIONS:
-        bins = np.floor((log - log[0]) / (log[-1] - log[0]) * MOST_DIRECTIONS * (1 - 1e-12))
+        bins = np.floor(
+            (log - log[0]) / (log[-1] - log[0]) * MOST_DIRECTIONS * (1 - 1e-12)
+        )
         first = np.append(True, np.diff(bins) > 0)
     at = np.flatnonzero(first)
     times = np.diff(np.append(at, precision.size)).astype(float)
@@ -461,4 +519,6 @@ def _merged(precision: Array, mean_sq: Array, start: Array) -> tuple[Array, Arra
 def continued(response: Response, noise: Array) -> Response:
     """The response of the rounds after the first ones, whose noise[n] is settled."""
     done = np.einsum("s,us...->u...", noise, response.effect[:, : noise.size])
-    return response._replace(covariance=response.covariance + done, effect=response.effect[:, noise.size :])
+    return response._replace(
+        covariance=response.covariance + done, effect=response.effect[:, noise.size :]
+    )

@@ -7,7 +7,11 @@ import numpy as np
 from wflmc.apps.adapters.dependence import Constant, all_sources, sources_of
 
 TABLE = np.arange(3.0)
-INPUTS = {"x": np.ones(3), "y": {"a": np.zeros(3), "b": np.zeros(())}, "flag": np.zeros((), bool)}
+INPUTS = {
+    "x": np.ones(3),
+    "y": {"a": np.zeros(3), "b": np.zeros(())},
+    "flag": np.zeros((), bool),
+}
 
 
 def results(inputs):
@@ -23,7 +27,9 @@ def results(inputs):
         "condition": jax.lax.cond(flag, lambda: x, lambda: y["a"]),
         "table": TABLE * y["b"],
         "table in a call": jax.jit(lambda b: TABLE * b)(y["b"]),
-        "table in a loop": jax.lax.fori_loop(0, 3, lambda _, total: total + jnp.sum(jnp.sin(TABLE)), 0.0),
+        "table in a loop": jax.lax.fori_loop(
+            0, 3, lambda _, total: total + jnp.sum(jnp.sin(TABLE)), 0.0
+        ),
         "number": 2.5,
     }
 
@@ -46,5 +52,7 @@ def test_sources_are_the_inputs_and_constants_of_the_equations():
 
 
 def test_sources_of_several_results_are_united():
-    assert all_sources(sources_of(lambda inputs: {"a": [inputs["x"]], "b": inputs["flag"]}, INPUTS)) == {"x", "flag"}
+    assert all_sources(
+        sources_of(lambda inputs: {"a": [inputs["x"]], "b": inputs["flag"]}, INPUTS)
+    ) == {"x", "flag"}
     assert all_sources([]) == set()

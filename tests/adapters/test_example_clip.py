@@ -26,7 +26,12 @@ def log_prior(theta):
 
 
 def posterior_of(y=Y, **options):
-    options = {"initial": np.zeros(M), "devices": 4, "partition": "blocks", "preconditioner": "laplace"} | options
+    options = {
+        "initial": np.zeros(M),
+        "devices": 4,
+        "partition": "blocks",
+        "preconditioner": "laplace",
+    } | options
     return wflmc.posterior_from(log_likelihood, log_prior, (X, y), **options)
 
 
@@ -49,7 +54,9 @@ def test_typical_norms_are_those_of_examples_that_follow_the_model(posterior):
     rms = np.sqrt(np.mean(posterior.example_norms(draws) ** 2))
     assert posterior.typical_example_norm() == TYPICAL
     np.testing.assert_allclose(rms, TYPICAL, rtol=0.1)
-    np.testing.assert_allclose(posterior.typical_example_norm(posterior), TYPICAL, rtol=0.1)
+    np.testing.assert_allclose(
+        posterior.typical_example_norm(posterior), TYPICAL, rtol=0.1
+    )
 
 
 def test_a_plan_chooses_a_clip_that_was_left_out_and_says_so(posterior):
@@ -65,17 +72,29 @@ def test_a_plan_chooses_a_clip_that_was_left_out_and_says_so(posterior):
 
 @pytest.mark.parametrize(
     ("options", "multiple"),
-    [({"epsilon": 100.0}, 5.0), ({"epsilon": 0.1}, 2.0), ({"epsilon": 0.1, "adjacency": "add-remove"}, 2.0)],
+    [
+        ({"epsilon": 100.0}, 5.0),
+        ({"epsilon": 0.1}, 2.0),
+        ({"epsilon": 0.1, "adjacency": "add-remove"}, 2.0),
+    ],
 )
 def test_the_clip_is_within_multiples_of_typical_norms(posterior, options, multiple):
-    plan = wflmc.plan(posterior, LINK, promise(**options), step_size=0.1, burn_in=2, samples=2)
+    plan = wflmc.plan(
+        posterior, LINK, promise(**options), step_size=0.1, burn_in=2, samples=2
+    )
     np.testing.assert_allclose(plan.example_clip, multiple * TYPICAL)
 
 
 def test_the_clip_follows_the_budget_between_them(posterior):
     clips = [
-        wflmc.plan(posterior, LINK, promise(epsilon, adjacency=adjacency)).example_clip[0]
-        for epsilon, adjacency in ((10.0, "replace"), (12.0, "replace"), (10.0, "add-remove"))
+        wflmc.plan(posterior, LINK, promise(epsilon, adjacency=adjacency)).example_clip[
+            0
+        ]
+        for epsilon, adjacency in (
+            (10.0, "replace"),
+            (12.0, "replace"),
+            (10.0, "add-remove"),
+        )
     ]
     assert clips[0] < clips[1] < clips[2]
     np.testing.assert_allclose(clips[2], min(2 * clips[0], 5 * TYPICAL))
@@ -103,18 +122,30 @@ def test_no_example_changes_the_clip_by_way_of_the_coordinates(posterior, epsilo
     features[0] = 1e3
     changed = Y.copy()
     changed[0] = 1e6
-    how = {"initial": np.zeros(M), "devices": 4, "partition": "blocks", "preconditioner": "laplace"}
+    how = {
+        "initial": np.zeros(M),
+        "devices": 4,
+        "partition": "blocks",
+        "preconditioner": "laplace",
+    }
     other = wflmc.posterior_from(log_likelihood, log_prior, (features, changed), **how)
     assert not np.array_equal(other.coordinates.centre, posterior.coordinates.centre)
     short = {"step_size": 0.1, "burn_in": 2, "samples": 2}
-    plans = [wflmc.plan(one, LINK, promise(epsilon), **short) for one in (posterior, other)]
+    plans = [
+        wflmc.plan(one, LINK, promise(epsilon), **short) for one in (posterior, other)
+    ]
     np.testing.assert_array_equal(plans[0].example_clip, plans[1].example_clip)
 
 
 def test_public_examples_that_gave_the_coordinates_count(posterior):
     few = 100
     public = wflmc.posterior_from(
-        log_likelihood, log_prior, (X[:few], Y[:few]), initial=np.zeros(M), devices=1, preconditioner="laplace"
+        log_likelihood,
+        log_prior,
+        (X[:few], Y[:few]),
+        initial=np.zeros(M),
+        devices=1,
+        preconditioner="laplace",
     )
     private = posterior_of(preconditioner=public, mu=float(N / few), L=float(N / few))
     rms = np.sqrt(np.mean(private.example_norms(posterior.coordinates.centre) ** 2))
@@ -127,17 +158,30 @@ def test_a_device_alone_has_the_typical_norm_of_all(posterior):
 
 def test_examples_of_mini_batches_count_more_than_once(posterior):
     batched = posterior_of(preconditioner=posterior, batch=20)
-    np.testing.assert_allclose(batched.typical_example_norm(), np.full(4, TYPICAL * 100 / 20))
+    np.testing.assert_allclose(
+        batched.typical_example_norm(), np.full(4, TYPICAL * 100 / 20)
+    )
 
 
-def test_public_data_tell_typical_norms_in_other_coordinates(posterior, unpreconditioned):
-    public = posterior_of(X @ np.array([1.0, 0.1, -3.0]) + np.random.default_rng(2).normal(size=N))
-    truth = np.sqrt(np.mean(unpreconditioned.example_norms(posterior.coordinates.centre) ** 2))
-    np.testing.assert_allclose(unpreconditioned.typical_example_norm(public), truth, rtol=0.1)
+def test_public_data_tell_typical_norms_in_other_coordinates(
+    posterior, unpreconditioned
+):
+    public = posterior_of(
+        X @ np.array([1.0, 0.1, -3.0]) + np.random.default_rng(2).normal(size=N)
+    )
+    truth = np.sqrt(
+        np.mean(unpreconditioned.example_norms(posterior.coordinates.centre) ** 2)
+    )
+    np.testing.assert_allclose(
+        unpreconditioned.typical_example_norm(public), truth, rtol=0.1
+    )
 
 
 def test_no_clip_is_chosen_where_no_typical_norm_is_known(unpreconditioned):
-    for other in (unpreconditioned, wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40)):
+    for other in (
+        unpreconditioned,
+        wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40),
+    ):
         with pytest.raises(wflmc.InputError) as caught:
             wflmc.plan(other, LINK, promise())
         assert caught.value.key == "example_clip"

@@ -44,7 +44,11 @@ def horseshoe_offsets():
         scales = log_half_cauchy(t["log_tau"]) + log_half_cauchy(t["log_lambda"]).sum()
         return scales + log_normal(t["z"], 1.0).sum()
 
-    initial = {"log_tau": 0.0, "log_lambda": np.zeros(PREDICTORS), "z": np.zeros(PREDICTORS)}
+    initial = {
+        "log_tau": 0.0,
+        "log_lambda": np.zeros(PREDICTORS),
+        "z": np.zeros(PREDICTORS),
+    }
     return likelihood, prior, (X, Y), initial
 
 
@@ -77,9 +81,17 @@ def schools_centred():
         return log_normal(effect - t["theta"][school], error)
 
     def prior(t):
-        return hyperprior(t) + log_normal(t["theta"] - t["mean"], jnp.exp(t["log_tau"])).sum()
+        return (
+            hyperprior(t)
+            + log_normal(t["theta"] - t["mean"], jnp.exp(t["log_tau"])).sum()
+        )
 
-    return likelihood, prior, SCHOOLS, {"mean": 0.0, "log_tau": 0.0, "theta": np.zeros(8)}
+    return (
+        likelihood,
+        prior,
+        SCHOOLS,
+        {"mean": 0.0, "log_tau": 0.0, "theta": np.zeros(8)},
+    )
 
 
 def schools_offsets():
@@ -96,7 +108,9 @@ def schools_offsets():
 
 def build(model):
     likelihood, prior, data, initial = model()
-    return wflmc.posterior_from(likelihood, prior, data, initial=initial, devices=2, preconditioner="pilot")
+    return wflmc.posterior_from(
+        likelihood, prior, data, initial=initial, devices=2, preconditioner="pilot"
+    )
 
 
 @pytest.mark.parametrize("model", [horseshoe_offsets, funnel_offsets, schools_offsets])
@@ -151,4 +165,6 @@ def test_a_hessian_that_is_not_finite_is_said():
         return jnp.sum(jnp.abs(theta) ** 1.5)
 
     with pytest.raises(NoModeError), in_float64(), Compiler() as compiler:
-        geometry.laplace(geometry.Derivatives(compiler, cost, 2), np.zeros(2), np.ones(2))
+        geometry.laplace(
+            geometry.Derivatives(compiler, cost, 2), np.zeros(2), np.ones(2)
+        )

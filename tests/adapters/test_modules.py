@@ -11,7 +11,10 @@ from ..conftest import FULL
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 3)).astype(np.float32), RNG.integers(0, 2, 24)
-WEIGHTS = {"inner": RNG.normal(size=(3, 4)).astype(np.float32), "outer": RNG.normal(size=(4, 2)).astype(np.float32)}
+WEIGHTS = {
+    "inner": RNG.normal(size=(3, 4)).astype(np.float32),
+    "outer": RNG.normal(size=(4, 2)).astype(np.float32),
+}
 
 
 def log_likelihood(logits, label):
@@ -41,29 +44,53 @@ def nnx():
         def __call__(self, x):
             return self.outer(jnp.tanh(self.inner(x)))
 
-    return wflmc.from_flax(Network(nnx.Rngs(0)), log_likelihood, (X, Y), devices=3, prior=2.0)
+    return wflmc.from_flax(
+        Network(nnx.Rngs(0)), log_likelihood, (X, Y), devices=3, prior=2.0
+    )
 
 
 def equinox():
     import equinox as eqx
 
-    network = eqx.nn.MLP(3, 2, 4, 1, activation=jnp.tanh, use_bias=False, use_final_bias=False, key=jax.random.key(0))
+    network = eqx.nn.MLP(
+        3,
+        2,
+        4,
+        1,
+        activation=jnp.tanh,
+        use_bias=False,
+        use_final_bias=False,
+        key=jax.random.key(0),
+    )
     return wflmc.from_equinox(network, log_likelihood, (X, Y), devices=3, prior=2.0)
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
 @pytest.mark.parametrize("make", [linen, nnx, equinox], ids=lambda make: make.__name__)
 def test_density_is_that_of_the_network_by_hand(make):
-    pytest.importorskip("equinox" if make is equinox else "flax", reason="pip install flax equinox")
+    pytest.importorskip(
+        "equinox" if make is equinox else "flax", reason="pip install flax equinox"
+    )
     posterior = make()
     order = ("inner", "outer")
-    turn = (lambda w: w.T) if make is equinox else (lambda w: w)  # Equinox has weights [out, in]
+    turn = (
+        (lambda w: w.T) if make is equinox else (lambda w: w)
+    )  # Equinox has weights [out, in]
     theta = np.concatenate([np.ravel(turn(WEIGHTS[name])) for name in order])[None]
     logits = np.tanh(X @ WEIGHTS["inner"]) @ WEIGHTS["outer"]
     each = np.asarray(jax.nn.log_softmax(logits))[np.arange(24), Y]
-    np.testing.assert_allclose(np.sort(posterior.log_likelihood(theta)[0]), np.sort(each), rtol=1e-4)
-    np.testing.assert_allclose(posterior.model.prior_cost(theta[0]), 0.5 * np.sum(theta**2) / 4, rtol=1e-5)
-    np.testing.assert_allclose(posterior.apply(posterior.unflatten(theta[0]), X[0]), logits[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.sort(posterior.log_likelihood(theta)[0]), np.sort(each), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        posterior.model.prior_cost(theta[0]), 0.5 * np.sum(theta**2) / 4, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        posterior.apply(posterior.unflatten(theta[0]), X[0]),
+        logits[0],
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert posterior.mu == 0.25
     assert "L" in posterior.estimated
     assert posterior.model.sites.symmetric
@@ -73,12 +100,22 @@ def test_density_is_that_of_the_network_by_hand(make):
 def test_networks_say_why_parameters_cannot_mix():
     pytest.importorskip("equinox", reason="pip install equinox")
     posterior = equinox()
-    link, privacy = wflmc.Link(wflmc.channel.static(), snr_db=100), wflmc.Privacy(clip=1e3)
-    how = {"step_size": 1e-6, "burn_in": 0, "samples": 8, "initial_w2_sq": 1.0}  # so short that nothing mixes
+    link, privacy = (
+        wflmc.Link(wflmc.channel.static(), snr_db=100),
+        wflmc.Privacy(clip=1e3),
+    )
+    how = {
+        "step_size": 1e-6,
+        "burn_in": 0,
+        "samples": 8,
+        "initial_w2_sq": 1.0,
+    }  # so short that nothing mixes
     plan = wflmc.plan(posterior, link, privacy, **how)
     apart = RNG.normal(size=(3, posterior.dim))
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3, initial=apart)
-    found = wflmc.evaluate(trace, posterior, functions={"first": lambda net: posterior.apply(net, X[0])})
+    found = wflmc.evaluate(
+        trace, posterior, functions={"first": lambda net: posterior.apply(net, X[0])}
+    )
     text = " ".join(found.warnings)
     assert "can change places" in text
     assert "R-hat of first" in text

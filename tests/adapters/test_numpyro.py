@@ -15,7 +15,10 @@ RNG = np.random.default_rng(0)
 N = 90
 X, Y = RNG.normal(size=(N, 2)), RNG.normal(size=N)
 KNOWN = {"mu": 1.0, "L": 100.0, "preconditioner": "none"}
-IDEAL = {"link": wflmc.Link(wflmc.channel.static(), snr_db=150), "privacy": wflmc.Privacy(clip=1e5)}
+IDEAL = {
+    "link": wflmc.Link(wflmc.channel.static(), snr_db=150),
+    "privacy": wflmc.Privacy(clip=1e5),
+}
 
 
 def flat(name):
@@ -54,7 +57,9 @@ def mixture(y):
     mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
     share = numpyro.sample("share", dist.Beta(2, 2))
     with numpyro.plate("records", y.shape[0]):
-        kind = numpyro.sample("kind", dist.Bernoulli(share), infer={"enumerate": "parallel"})
+        kind = numpyro.sample(
+            "kind", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+        )
         numpyro.sample("y", dist.Normal(mean[kind], 1.0), obs=y)
 
 
@@ -76,11 +81,15 @@ def test_density_and_gradient_are_those_of_numpyro(name):
     @jax.jit
     def theirs(at):
         return jax.value_and_grad(
-            lambda at: numpyro.infer.util.potential_energy(model, (), known, posterior.model.unflatten(at))
+            lambda at: numpyro.infer.util.potential_energy(
+                model, (), known, posterior.model.unflatten(at)
+            )
         )(at)
 
     prior = jax.jit(posterior.model.prior_cost)
-    for at, likelihood in zip(theta, posterior.log_likelihood(theta).sum(1), strict=True):
+    for at, likelihood in zip(
+        theta, posterior.log_likelihood(theta).sum(1), strict=True
+    ):
         cost, slope = theirs(at)
         np.testing.assert_allclose(float(prior(at)) - likelihood, cost, rtol=1e-4)
         sums = jax.jit(type(posterior).gradients)(posterior, at).sum(0)
@@ -101,23 +110,39 @@ def test_discrete_variables_of_an_example_are_summed_over():
     posterior = wflmc.from_numpyro(mixture, {"y": Y}, devices=2, **KNOWN)
     theta = np.array([[-1.0, 1.0, 0.4]], np.float32)
     share = 1 / (1 + np.exp(-0.4))
-    normal = np.exp(-0.5 * (Y[:, None] - np.array([-1.0, 1.0])) ** 2) / np.sqrt(2 * np.pi)
+    normal = np.exp(-0.5 * (Y[:, None] - np.array([-1.0, 1.0])) ** 2) / np.sqrt(
+        2 * np.pi
+    )
     by_hand = np.sort(np.log(normal @ [1 - share, share]))
-    np.testing.assert_allclose(np.sort(posterior.log_likelihood(theta)[0]), by_hand, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.sort(posterior.log_likelihood(theta)[0]), by_hand, rtol=1e-5
+    )
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
 def test_arviz_has_sites_plates_labels_and_predictions():
     labels = list("abcdefgh")
-    posterior = wflmc.from_numpyro(schools, SCHOOLS, devices=3, coords={"school": labels}, **KNOWN)
-    plan = wflmc.plan(posterior, **IDEAL, step_size=0.01, burn_in=2, samples=6, initial_w2_sq=1.0)
+    posterior = wflmc.from_numpyro(
+        schools, SCHOOLS, devices=3, coords={"school": labels}, **KNOWN
+    )
+    plan = wflmc.plan(
+        posterior, **IDEAL, step_size=0.01, burn_in=2, samples=6, initial_w2_sq=1.0
+    )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=2)
     found = trace.to_arviz(posterior, predictive=True, log_likelihood=True)
     assert found.posterior["effect"].dims == ("chain", "draw", "school")
     assert found.posterior["school"].values.tolist() == labels
-    assert found.posterior_predictive["y"].shape == found.log_likelihood["y"].shape == (2, 6, 8)
-    np.testing.assert_allclose(np.sort(found.observed_data["y"].values), np.sort(SCHOOLS["y"]))
-    evaluation = wflmc.evaluate(trace, posterior, functions={"best": lambda site: jnp.max(site["effect"])})
+    assert (
+        found.posterior_predictive["y"].shape
+        == found.log_likelihood["y"].shape
+        == (2, 6, 8)
+    )
+    np.testing.assert_allclose(
+        np.sort(found.observed_data["y"].values), np.sort(SCHOOLS["y"])
+    )
+    evaluation = wflmc.evaluate(
+        trace, posterior, functions={"best": lambda site: jnp.max(site["effect"])}
+    )
     assert evaluation.functions["best"].ess_min is not None
 
 
@@ -126,20 +151,31 @@ def test_hidden_variables_of_an_example_may_depend_on_its_discrete_ones():
     def clusters(y):
         mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
         with numpyro.plate("records", y.shape[0]):
-            kind = numpyro.sample("kind", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+            kind = numpyro.sample(
+                "kind", dist.Bernoulli(0.3), infer={"enumerate": "parallel"}
+            )
             centre = numpyro.sample("centre", dist.Normal(mean[kind], 1.0))
             numpyro.sample("y", dist.Normal(centre, 1.0), obs=y)
 
     posterior = wflmc.from_numpyro(clusters, {"y": Y[:8]}, devices=2, **KNOWN)
     theta = RNG.normal(size=posterior.dim).astype(np.float32)
-    mean, centre = posterior.unflatten(theta)["mean"], posterior.unflatten(theta)["centre"]
+    mean, centre = (
+        posterior.unflatten(theta)["mean"],
+        posterior.unflatten(theta)["centre"],
+    )
 
     def log_normal(away, scale=1.0):
         return -0.5 * (away / scale) ** 2 - np.log(scale * np.sqrt(2 * np.pi))
 
     each = np.log([0.7, 0.3])[:, None] + log_normal(centre - mean[:, None])
-    by_hand = np.logaddexp(*each).sum() + log_normal(Y[:8] - centre).sum() + log_normal(mean, 3.0).sum()
-    ours = posterior.log_likelihood(theta[None]).sum() - float(posterior.model.prior_cost(theta))
+    by_hand = (
+        np.logaddexp(*each).sum()
+        + log_normal(Y[:8] - centre).sum()
+        + log_normal(mean, 3.0).sum()
+    )
+    ours = posterior.log_likelihood(theta[None]).sum() - float(
+        posterior.model.prior_cost(theta)
+    )
     np.testing.assert_allclose(ours, by_hand, rtol=1e-5)
 
 
@@ -164,7 +200,9 @@ def prior_by_number(x, y):
 def subsampled(x, y):
     slope = numpyro.sample("slope", dist.Normal(0, 1))
     with numpyro.plate("records", N, subsample_size=9):
-        numpyro.sample("y", dist.Normal(slope, 1), obs=numpyro.subsample(y, event_dim=0))
+        numpyro.sample(
+            "y", dist.Normal(slope, 1), obs=numpyro.subsample(y, event_dim=0)
+        )
 
 
 def by_control_flow(x, y):
@@ -179,7 +217,9 @@ def growing(x, y):
 
 
 def improper(x, y):
-    numpyro.sample("y", dist.Normal(flat("unidentified") + 0.5 * flat("other"), 1), obs=y)
+    numpyro.sample(
+        "y", dist.Normal(flat("unidentified") + 0.5 * flat("other"), 1), obs=y
+    )
 
 
 def nan_gradient(x, y):
@@ -195,7 +235,11 @@ def wrong_axis(x, y):
 
 def wrong_shape(x, y):
     with numpyro.plate("features", 3):
-        numpyro.sample("y", dist.Normal(x * numpyro.sample("slope", dist.Normal(0, 1)).sum(), 1), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Normal(x * numpyro.sample("slope", dist.Normal(0, 1)).sum(), 1),
+            obs=y,
+        )
 
 
 def coupled(x, y):
@@ -204,7 +248,9 @@ def coupled(x, y):
 
 
 def discrete(x, y):
-    numpyro.sample("y", dist.Normal(numpyro.sample("kind", dist.Bernoulli(0.5)) * x, 1), obs=y)
+    numpyro.sample(
+        "y", dist.Normal(numpyro.sample("kind", dist.Bernoulli(0.5)) * x, 1), obs=y
+    )
 
 
 BAD = {
@@ -224,7 +270,9 @@ BAD = {
 QUICK = (by_control_flow, growing, improper, nan_gradient, wrong_axis)
 
 
-@pytest.mark.parametrize("model", BAD if FULL else QUICK, ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", BAD if FULL else QUICK, ids=lambda model: model.__name__
+)
 def test_bad_models_are_refused_in_one_sentence_that_names_the_site(model):
     with pytest.raises(wflmc.InputError, match=BAD[model]) as caught:
         wflmc.from_numpyro(model, {"x": X[:, 0], "y": Y}, devices=3)
@@ -238,15 +286,23 @@ def test_shared_arrays_and_plan_by_default():
         numpyro.sample("y", dist.Normal(slope * (x - means[0]), 1), obs=y)
 
     data = {"x": X[:, 0], "y": Y, "means": np.full(N, X[:, 0].mean())}
-    posterior = wflmc.from_numpyro(model, data, devices=3, shared=("means",), preconditioner="laplace")
+    posterior = wflmc.from_numpyro(
+        model, data, devices=3, shared=("means",), preconditioner="laplace"
+    )
     centred = X[:, 0] - X[:, 0].mean()
     precision = 1 + centred @ centred
-    np.testing.assert_allclose(posterior.coordinates.centre, centred @ Y / precision, rtol=1e-5)
-    np.testing.assert_allclose(np.abs(posterior.coordinates.matrix), precision**-0.5, rtol=1e-5)
+    np.testing.assert_allclose(
+        posterior.coordinates.centre, centred @ Y / precision, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.abs(posterior.coordinates.matrix), precision**-0.5, rtol=1e-5
+    )
     plan = wflmc.plan(posterior, **IDEAL)
     assert plan.dynamics.name == "kinetic"
     assert len(plan.rounds) > 500
-    private = wflmc.Privacy(epsilon=8, delta=1e-5, clip=30, unit="record", example_clip=0.2)
+    private = wflmc.Privacy(
+        epsilon=8, delta=1e-5, clip=30, unit="record", example_clip=0.2
+    )
     plan = wflmc.plan(posterior, IDEAL["link"], private)
     assert plan.dynamics.name == "overdamped"
     assert plan.noise_ratio < 1.2
@@ -254,13 +310,23 @@ def test_shared_arrays_and_plan_by_default():
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
 def test_hierarchies_without_a_mode_agree_with_nuts():
-    data = {"y": np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), "sigma": np.array([15.0, 10, 16, 11, 9, 11, 10, 18])}
+    data = {
+        "y": np.array([28.0, 8, -3, 7, -1, 1, 18, 12]),
+        "sigma": np.array([15.0, 10, 16, 11, 9, 11, 10, 18]),
+    }
     posterior = wflmc.from_numpyro(schools, data, devices=4)
     plan = wflmc.plan(posterior, **IDEAL)
-    ours = posterior.unflatten(wflmc.sample(jax.random.key(1), posterior, plan, chains=100).theta)
-    offsets = numpyro.handlers.reparam(schools, config={"effect": numpyro.infer.reparam.LocScaleReparam(0)})
+    ours = posterior.unflatten(
+        wflmc.sample(jax.random.key(1), posterior, plan, chains=100).theta
+    )
+    offsets = numpyro.handlers.reparam(
+        schools, config={"effect": numpyro.infer.reparam.LocScaleReparam(0)}
+    )
     nuts = numpyro.infer.MCMC(
-        numpyro.infer.NUTS(offsets, target_accept_prob=0.95), num_warmup=1000, num_samples=8000, progress_bar=False
+        numpyro.infer.NUTS(offsets, target_accept_prob=0.95),
+        num_warmup=1000,
+        num_samples=8000,
+        progress_bar=False,
     )
     nuts.run(jax.random.key(0), **data)
     for name, theirs in nuts.get_samples().items():

@@ -53,7 +53,14 @@ def build(devices=3):
     data = {"group": group, "y": y, "predictor": np.array([0.0, 1.0]), "groups": 2}
     return wflmc.from_numpyro(model, data, devices=devices, mu=16.0, L=16.0, preconditioner="none")
 """
-QUICK = ("--set", "sampler.chains=4", "--set", "sampler.samples=8", "--set", "sampler.burn_in=5")
+QUICK = (
+    "--set",
+    "sampler.chains=4",
+    "--set",
+    "sampler.samples=8",
+    "--set",
+    "sampler.burn_in=5",
+)
 
 
 @pytest.fixture
@@ -61,14 +68,26 @@ def plugin(tmp_path, monkeypatch):
     """The example package, installed: its module and its metadata on the path."""
     if FULL and find_spec("hatchling"):
         source = shutil.copytree(PACKAGE, tmp_path / "source")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-build-isolation",
+            "--no-deps",
+        ]
         subprocess.run([*pip, "--target", str(tmp_path), str(source)], check=True)
     else:  # as pip leaves it
         info = tmp_path / "wflmc_example_plugin-0.1.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wflmc-example-plugin\nVersion: 0.1\n")
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: wflmc-example-plugin\nVersion: 0.1\n"
+        )
         (info / "entry_points.txt").write_text(ENTRIES)
-        (tmp_path / "wflmc_example_plugin.py").write_text((PACKAGE / "wflmc_example_plugin.py").read_text())
+        (tmp_path / "wflmc_example_plugin.py").write_text(
+            (PACKAGE / "wflmc_example_plugin.py").read_text()
+        )
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -87,15 +106,26 @@ def test_a_package_adds_a_policy_a_fading_law_and_a_model(plugin, call, tmp_path
 @pytest.fixture
 def documented(tmp_path, monkeypatch):
     """The package that docs/extending.md shows, installed; its scenario, and the output that the page shows."""
-    blocks = {block.title: block for block in blocks_of(ROOT / "docs" / "extending.md") if block.title}
+    blocks = {
+        block.title: block
+        for block in blocks_of(ROOT / "docs" / "extending.md")
+        if block.title
+    }
     for title, block in blocks.items():
         (tmp_path / title).write_text(block.text)
     groups = tomllib.loads(blocks["pyproject.toml"].text)["project"]["entry-points"]
-    lines = [[f"[{group}]", *(f"{name} = {value}" for name, value in named.items())] for group, named in groups.items()]
+    lines = [
+        [f"[{group}]", *(f"{name} = {value}" for name, value in named.items())]
+        for group, named in groups.items()
+    ]
     info = tmp_path / "thrifty-0.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thrifty\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group))
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: thrifty\nVersion: 0.1\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "\n".join(line for group in lines for line in group)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "thrifty.toml", blocks["printed.txt"]
 
@@ -107,7 +137,9 @@ def test_the_documented_package_works(documented, call):
     compare(shown, shown.text.splitlines(), out)
 
 
-def test_a_policy_that_spends_half_of_the_budget_is_not_limited_by_privacy(documented, call):
+def test_a_policy_that_spends_half_of_the_budget_is_not_limited_by_privacy(
+    documented, call
+):
     scenario, _ = documented
     static = ("--set", "link.fading=static", "--set", "privacy.epsilon=0.5")
     code, out, err = call("plan", scenario, *QUICK, *static, "--json", "--no-compare")
@@ -119,10 +151,21 @@ def test_a_policy_that_spends_half_of_the_budget_is_not_limited_by_privacy(docum
     assert plan["regime_share"]["dp-limited"] == 0
 
 
-@pytest.mark.skipif(not FULL, reason="a run and its page take two seconds: make test-full runs it")
+@pytest.mark.skipif(
+    not FULL, reason="a run and its page take two seconds: make test-full runs it"
+)
 def test_a_registered_policy_has_run_and_report(documented, call, tmp_path):
     scenario, _ = documented
-    code, _, err = call("run", scenario, *QUICK, "--set", "privacy.epsilon=0.5", "--out", tmp_path / "run", "--json")
+    code, _, err = call(
+        "run",
+        scenario,
+        *QUICK,
+        "--set",
+        "privacy.epsilon=0.5",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert code == 0, err
     code, _, err = call("report", tmp_path / "run", "--out", tmp_path / "page.html")
     assert code == 0, err
@@ -154,7 +197,14 @@ def test_a_plan_lists_what_every_device_knows_of_a_model(call, tmp_path):
     pytest.importorskip("numpyro", reason="pip install numpyro")
     path = tmp_path / "model.py"
     path.write_text(NUMPYRO_MODEL)
-    known = ("--set", "privacy.epsilon=8", "--set", "privacy.delta=1e-3", "--set", "posterior.initial_w2_sq=1")
+    known = (
+        "--set",
+        "privacy.epsilon=8",
+        "--set",
+        "privacy.delta=1e-3",
+        "--set",
+        "posterior.initial_w2_sq=1",
+    )
     code, out, err = call("plan", path, *QUICK, *known, "--json")
     assert code == 0, err
     listed = {item["name"]: item for item in json.loads(out)["not_covered"]}
@@ -167,15 +217,36 @@ def test_a_model_in_a_file_has_run_report_sweep_and_federation(call, tmp_path):
     path.write_text(MODEL)
     code, _, err = call("run", path, *QUICK, "--out", tmp_path / "run", "--json")
     assert code == 0, err
-    assert "square" in json.loads((tmp_path / "run" / "summary.json").read_text())["functions"]
+    assert (
+        "square"
+        in json.loads((tmp_path / "run" / "summary.json").read_text())["functions"]
+    )
     code, _, err = call("report", tmp_path / "run", "--out", tmp_path / "page.html")
     assert code == 0, err
     if FULL:
-        code, _, err = call("sweep", path, *QUICK, "--grid", "posterior.devices=2,3", "--out", tmp_path / "sweep")
+        code, _, err = call(
+            "sweep",
+            path,
+            *QUICK,
+            "--grid",
+            "posterior.devices=2,3",
+            "--out",
+            tmp_path / "sweep",
+        )
         assert code == 0, err
-        code, _, err = call("federate", path, *QUICK, "--runtime", "process", "--out", tmp_path / "federation")
+        code, _, err = call(
+            "federate",
+            path,
+            *QUICK,
+            "--runtime",
+            "process",
+            "--out",
+            tmp_path / "federation",
+        )
         assert code == 0, err
-    code, _, err = call("federate", path, "--runtime", "simulation", "--out", tmp_path / "other")
+    code, _, err = call(
+        "federate", path, "--runtime", "simulation", "--out", tmp_path / "other"
+    )
     assert code == 2
     assert "process with a model of your own" in err
     code, _, err = call("run", path, "--set", f"posterior.model={path}:missing")

@@ -21,7 +21,11 @@ RNG = np.random.default_rng(0)
 def data_of(examples):
     """Return covariates, outcomes and groups of so many examples."""
     x = RNG.normal(size=(examples, 3))
-    return {"x": x, "y": x.sum(1) + RNG.normal(size=examples), "group": np.arange(examples) % 3}
+    return {
+        "x": x,
+        "y": x.sum(1) + RNG.normal(size=examples),
+        "group": np.arange(examples) % 3,
+    }
 
 
 def weighted(theta):
@@ -30,11 +34,17 @@ def weighted(theta):
 
 def test_arrays_of_numpy_follow_the_precision():
     theta = np.ones(3)
-    traces = [jax.make_jaxpr(weighted)(theta)]  # holds the arrays as JAX has converted them
+    traces = [
+        jax.make_jaxpr(weighted)(theta)
+    ]  # holds the arrays as JAX has converted them
     for _ in range(2):
         with in_float64():
             traces.append(jax.make_jaxpr(weighted)(theta))
-            results = weighted(theta), jax.grad(weighted)(theta), jax.jit(weighted)(theta)
+            results = (
+                weighted(theta),
+                jax.grad(weighted)(theta),
+                jax.jit(weighted)(theta),
+            )
             assert {result.dtype for result in results} == {np.dtype(np.float64)}
         traces.append(jax.make_jaxpr(weighted)(theta))
         results = weighted(theta), jax.grad(weighted)(theta), jax.jit(weighted)(theta)
@@ -106,7 +116,9 @@ def test_threads_may_make_posteriors_at_the_same_time():
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(lambda _: custom(data, "laplace"), range(12)))
     for posterior in made:
-        np.testing.assert_allclose(posterior.coordinates.centre, made[0].coordinates.centre)
+        np.testing.assert_allclose(
+            posterior.coordinates.centre, made[0].coordinates.centre
+        )
 
 
 def test_a_custom_model_may_take_arrays_from_around_it():
@@ -115,7 +127,9 @@ def test_a_custom_model_may_take_arrays_from_around_it():
     design = data["x"][:, ORDER] * WEIGHTS
     precision = design.T @ design + np.diag(WEIGHTS**2)
     np.testing.assert_allclose(
-        posterior.coordinates.centre, np.linalg.solve(precision, design.T @ data["y"]), rtol=1e-6
+        posterior.coordinates.centre,
+        np.linalg.solve(precision, design.T @ data["y"]),
+        rtol=1e-6,
     )
 
 
@@ -147,7 +161,9 @@ def correlated_groups(x, y, group):
         offsets = numpyro.sample("offsets", dist.Normal(0, 1).expand([2]).to_event(1))
     effects = offsets @ (scales[:, None] * factor).T
     with numpyro.plate("records", len(y)):
-        numpyro.sample("y", dist.Normal(effects[group, 0] + effects[group, 1] * x[:, 0], 1), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(effects[group, 0] + effects[group, 1] * x[:, 0], 1), obs=y
+        )
 
 
 def categories(x, group):
@@ -164,7 +180,9 @@ def arguments_of(model, data):
 def trace_in_float32(model, data):
     """Return the traced gradient of the potential energy, which NUTS keeps as long as it lives."""
     start = {"slopes": np.zeros(3)}
-    return jax.make_jaxpr(jax.grad(lambda at: numpyro.infer.util.potential_energy(model, (), data, at)))(start)
+    return jax.make_jaxpr(
+        jax.grad(lambda at: numpyro.infer.util.potential_energy(model, (), data, at))
+    )(start)
 
 
 def test_a_model_may_be_used_before_and_after_in_float32():
@@ -183,9 +201,14 @@ def test_models_of_float64_processes_are_sampled_in_float32(float64_switched_on)
     theta = jnp.zeros(posterior.dim)
     assert posterior.unflatten(np.float32(theta))["factor"].dtype == np.float32
     ready = posterior.on_accelerator(1, 2**30)
-    assert {leaf.dtype for leaf in jax.tree.leaves(ready.data)} <= {np.dtype(np.float32), np.dtype(np.int32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(ready.data)} <= {
+        np.dtype(np.float32),
+        np.dtype(np.int32),
+    }
     total, _ = jax.jit(ready.clipped_sum)(theta, jnp.ones(3), jnp.full(3, 1e3))
-    np.testing.assert_allclose(total, posterior.gradients(theta).sum(0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        total, posterior.gradients(theta).sum(0), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs it")
@@ -195,9 +218,16 @@ def test_nuts_and_posteriors_of_one_model_in_any_order(model):
     for examples in (60, 45, 60):
         data = arguments_of(model, data_of(examples))
         for _ in range(2):
-            nuts = numpyro.infer.MCMC(numpyro.infer.NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
+            nuts = numpyro.infer.MCMC(
+                numpyro.infer.NUTS(model),
+                num_warmup=5,
+                num_samples=5,
+                progress_bar=False,
+            )
             nuts.run(jax.random.key(0), **data)
             held.append(nuts)
-            held.append(wflmc.from_numpyro(model, data, devices=3, preconditioner="laplace"))
+            held.append(
+                wflmc.from_numpyro(model, data, devices=3, preconditioner="laplace")
+            )
     dims = {posterior.dim for posterior in held[1::2]}
     assert len(dims) == 1

@@ -24,9 +24,16 @@ def synthetic(examples, dim):
     """Rows as the league has them: ten classes, at most of length 1, and a constant."""
     generator = np.random.default_rng(0)
     labels = np.arange(examples) % 10
-    rows = generator.normal(size=(10, dim))[labels] + 2 * generator.normal(size=(examples, dim))
-    rows /= np.maximum(np.linalg.norm(rows, axis=1), np.median(np.linalg.norm(rows, axis=1)))[:, None]
-    return Features(np.column_stack([rows, np.full(examples, league.CONSTANT)]).astype(np.float32), labels)
+    rows = generator.normal(size=(10, dim))[labels] + 2 * generator.normal(
+        size=(examples, dim)
+    )
+    rows /= np.maximum(
+        np.linalg.norm(rows, axis=1), np.median(np.linalg.norm(rows, axis=1))
+    )[:, None]
+    return Features(
+        np.column_stack([rows, np.full(examples, league.CONSTANT)]).astype(np.float32),
+        labels,
+    )
 
 
 def gained(features, settings, epsilon):
@@ -38,19 +45,33 @@ def gained(features, settings, epsilon):
     row = np.flatnonzero((posterior.features[..., 0] == 1).ravel())[0]
     plan = league_plan(posterior, settings, epsilon, "add-remove", link_of(0))
     clip, example_clip = (jnp.asarray(values) for values in plan.clips_at)
-    sums = jax.jit(lambda model, at: model.unrounded_sum(at, jnp.ones(DEVICES), clip, example_clip=example_clip)[0])
-    spread = np.random.default_rng(1).normal(size=(3, posterior.dim)) * np.array([[0.0], [0.3], [3.0]])
+    sums = jax.jit(
+        lambda model, at: model.unrounded_sum(
+            at, jnp.ones(DEVICES), clip, example_clip=example_clip
+        )[0]
+    )
+    spread = np.random.default_rng(1).normal(size=(3, posterior.dim)) * np.array(
+        [[0.0], [0.3], [3.0]]
+    )
 
     def sent():
         ready = posterior.on_accelerator(1, 2**31, by_example=True)
-        return np.array([sums(ready, jnp.asarray(theta, jnp.float32)).double for theta in spread])
+        return np.array(
+            [sums(ready, jnp.asarray(theta, jnp.float32)).double for theta in spread]
+        )
 
     present = sent()
-    posterior.features.reshape(-1, posterior.features.shape[-1])[row] = 0  # an empty one in its place
+    posterior.features.reshape(-1, posterior.features.shape[-1])[row] = (
+        0  # an empty one in its place
+    )
     largest = np.linalg.norm(present - sent(), axis=1).max()
-    change = 2 * float(plan.privacy.sensitivity(DEVICES)[0])  # what one image may change
+    change = 2 * float(
+        plan.privacy.sensitivity(DEVICES)[0]
+    )  # what one image may change
     assert largest <= change
-    loss = plan.loss[:, row // posterior.features.shape[1]].sum() * (largest / change) ** 2
+    loss = (
+        plan.loss[:, row // posterior.features.shape[1]].sum() * (largest / change) ** 2
+    )
     return float(plan.privacy.epsilon_spent(np.full(DEVICES, loss))), largest / change
 
 
@@ -61,13 +82,21 @@ def test_a_canary_image_costs_no_more_than_is_promised(kind, monkeypatch):
     settings = league.LeagueSettings(kind, 100, 0.3)
     found, share = gained(synthetic(3000, 40), settings, 1.0)
     assert found <= 1.0
-    assert 0.97 < share <= 1  # the attack is as strong as one can be: clips act a little below the promise
+    assert (
+        0.97 < share <= 1
+    )  # the attack is as strong as one can be: clips act a little below the promise
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full: 60,000 images of 3,969 features")
 def test_a_canary_among_all_images_of_mnist():
     if any(find(name)[1] for name in league.OTHER):
-        pytest.skip("MNIST and Fashion-MNIST: `wflmc data mnist` and `wflmc data fashion-mnist` fetch them")
-    found, share = gained(league.league_features("mnist"), CHOSEN["training", "mnist", 3.0], 3.0)
-    print(f"the attacker proves ε ≥ {found:.4g} of 3 (add-remove), {share:.4f} of the sensitivity")
+        pytest.skip(
+            "MNIST and Fashion-MNIST: `wflmc data mnist` and `wflmc data fashion-mnist` fetch them"
+        )
+    found, share = gained(
+        league.league_features("mnist"), CHOSEN["training", "mnist", 3.0], 3.0
+    )
+    print(
+        f"the attacker proves ε ≥ {found:.4g} of 3 (add-remove), {share:.4f} of the sensitivity"
+    )
     assert found <= 3.0

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.apps.federation import server as serving
 from wflmc.apps.federation.server import open_server, read_log, run_in_process, trace_of
@@ -50,7 +52,10 @@ class Disk:
 
     def look(self, at: int) -> None:
         """Note what the files say of a round now."""
-        rows = ("transcript.npy", at, self.receptions), ("theta.npy", at - BURN_IN, self.samples)
+        rows = (
+            ("transcript.npy", at, self.receptions),
+            ("theta.npy", at - BURN_IN, self.samples),
+        )
         for name, row, seen in rows:
             path = self.folder / name
             if path.exists() and (content := np.load(path)[row].tobytes()).strip(b"\0"):
@@ -60,7 +65,9 @@ class Disk:
                 with np.load(path) as saved:
                     if int(saved["rounds"]) == at + 1:
                         self.samples.add(saved["position"].astype(np.float32).tobytes())
-            except Exception:  # cut short: whoever finds it may read as much as one likes to assume
+            except (
+                Exception
+            ):  # cut short: whoever finds it may read as much as one likes to assume
                 self.samples.add(path.read_bytes())
 
 
@@ -76,12 +83,21 @@ class Write(NamedTuple):
 
 BURN_IN = 3
 WRITES = {
-    "the charge": Write(Ledger, "charge", lambda ledger, *_: ledger.path is not None),  # not those of the devices
+    "the charge": Write(
+        Ledger, "charge", lambda ledger, *_: ledger.path is not None
+    ),  # not those of the devices
     "the draw": Write(Lattice, "noisy"),
     "the log": Write(serving, "append_text"),
     "the progress": Write(serving, "_save"),
-    "the transcript": Write(np.memmap, "flush", lambda array: str(array.filename).endswith("transcript.npy")),
-    "the samples": Write(np.memmap, "flush", lambda array: str(array.filename).endswith("theta.npy"), BURN_IN),
+    "the transcript": Write(
+        np.memmap, "flush", lambda array: str(array.filename).endswith("transcript.npy")
+    ),
+    "the samples": Write(
+        np.memmap,
+        "flush",
+        lambda array: str(array.filename).endswith("theta.npy"),
+        BURN_IN,
+    ),
 }
 
 
@@ -106,7 +122,10 @@ def finite_rounds(folder) -> Any:
     """Which rows of the transcript are finite in all their fields, [round]."""
     rows = np.load(folder / "transcript.npy")
     assert rows.dtype.names == ("position", "gradient", "noise")
-    fields = [np.isfinite(rows[name]).reshape(len(rows), -1).all(1) for name in rows.dtype.names]
+    fields = [
+        np.isfinite(rows[name]).reshape(len(rows), -1).all(1)
+        for name in rows.dtype.names
+    ]
     return np.all(fields, axis=0)
 
 
@@ -138,7 +157,9 @@ def test_a_server_that_stops_between_two_writes(federated, monkeypatch, write, a
     assert server.ledger.rounds(federated.job.run) == len(federated.job.plan.rounds)
     assert finite_rounds(disk.folder).all()  # no round is lost
     trace = trace_of(server)
-    np.testing.assert_array_equal(trace.theta[0], np.load(disk.folder / "theta.npy")[:, 0])
+    np.testing.assert_array_equal(
+        trace.theta[0], np.load(disk.folder / "theta.npy")[:, 0]
+    )
     assert len(read_log(disk.folder)) == len(federated.job.plan.rounds)
 
 
@@ -164,7 +185,9 @@ def test_a_server_that_stops_while_it_writes_progress(federated, monkeypatch, le
             run(federated, devices)
     content = copy.read_bytes()
     if left != "nothing":
-        (disk.folder / "progress.npz.part").write_bytes(content if left == "all" else content[: len(content) // 2])
+        (disk.folder / "progress.npz.part").write_bytes(
+            content if left == "all" else content[: len(content) // 2]
+        )
     server = run(federated, devices)
     assert charges_of(server, STOPPED) == 1
     assert np.isinf(np.load(disk.folder / "transcript.npy")["noise"][STOPPED]).all()
@@ -189,4 +212,6 @@ def test_noise_that_comes_again_loses_no_round(tmp_path, monkeypatch, noise):
     (folder / "progress.npz.part").write_bytes(b"cut short")
     run(federated, devices)
     assert finite_rounds(folder).all()
-    np.testing.assert_array_equal(np.load(folder / "transcript.npy")[: STOPPED + 1], before)
+    np.testing.assert_array_equal(
+        np.load(folder / "transcript.npy")[: STOPPED + 1], before
+    )

@@ -26,7 +26,24 @@ FEW_ROWS, MANY_ROWS, PAIRED_ROWS = 3, 9, 1030
 OVERFLOWING_ROWS = 20_000
 """Records whose sum is longer than 1.8e19 where each is as long as the largest clip."""
 CLIPS_TRIED = np.array([1.01e-15, 1e-14, 1e-12, 1e-6, 1.0, 1e6, 1e12, 9.9e14])
-SIZES = (1e-40, 1e-38, 1e-30, 1e-20, 2e-19, 1e-12, 1e-5, 1.0, 1e5, 1e9, 1e13, 1.7e19, 1e20, 1e28, 1e38, 3e38)
+SIZES = (
+    1e-40,
+    1e-38,
+    1e-30,
+    1e-20,
+    2e-19,
+    1e-12,
+    1e-5,
+    1.0,
+    1e5,
+    1e9,
+    1e13,
+    1.7e19,
+    1e20,
+    1e28,
+    1e38,
+    3e38,
+)
 """Of a record's numbers: the smallest are subnormal."""
 LOGIT_GAPS = (0.0, 20.0, 43.0, 45.0, 60.0, 86.0)
 """By which the right class leads: residuals from 0.5 down to 1e-38."""
@@ -37,14 +54,19 @@ ROUNDING = 1e-6
 @jax.jit
 def _totals(posterior, theta, clips, example_clips):
     def chain(clip, example_clip):
-        return posterior.unrounded_sum(theta, jnp.ones(1), clip, None, example_clip).total
+        return posterior.unrounded_sum(
+            theta, jnp.ones(1), clip, None, example_clip
+        ).total
 
     return jax.vmap(chain)(clips, example_clips)
 
 
 def sent(posterior, theta, clips, example_clips=None):
     """What a device sends at each of some clips, [clip, m], in float64."""
-    limits = [None if values is None else np.float32(values)[:, None] for values in (clips, example_clips)]
+    limits = [
+        None if values is None else np.float32(values)[:, None]
+        for values in (clips, example_clips)
+    ]
     return _totals(posterior, np.asarray(theta, np.float32), *limits).double
 
 
@@ -65,7 +87,9 @@ class GaussianPath:
 
     def __init__(self, rows, by_record):
         features = np.random.default_rng(0).standard_normal((rows, 3))
-        posterior = wflmc.gaussian_regression(jax.random.key(0), 1, X=features, y=features[:, 0])
+        posterior = wflmc.gaussian_regression(
+            jax.random.key(0), 1, X=features, y=features[:, 0]
+        )
         self.posterior = posterior.on_accelerator(1, 2.0**30, by_record)
         self.theta = np.zeros(3)
 
@@ -88,7 +112,9 @@ class GaussianDevicePath(GaussianPath):
     def holding(self, size, target, rows=slice(1)):
         del rows
         linear = np.clip(size * target * DIRECTION, -3e38, 3e38).astype(np.float32)
-        return dataclasses.replace(self.posterior, hessian=0 * self.posterior.hessian, linear=linear[None])
+        return dataclasses.replace(
+            self.posterior, hessian=0 * self.posterior.hessian, linear=linear[None]
+        )
 
 
 class SoftmaxPath:
@@ -96,7 +122,9 @@ class SoftmaxPath:
 
     def __init__(self, rows, by_record):
         features, labels = np.ones((rows, 3)), np.zeros(rows, int)
-        self.posterior = wflmc.softmax_regression(jax.random.key(0), 1, X=features, y=labels, classes=3, prior_std=1e9)
+        self.posterior = wflmc.softmax_regression(
+            jax.random.key(0), 1, X=features, y=labels, classes=3, prior_std=1e9
+        )
         self.by_record = by_record
 
     def records(self):
@@ -109,7 +137,9 @@ class SoftmaxPath:
         del gap
         features = np.zeros(self.posterior.features.shape)
         features[0, rows, 0] = np.float32(size)
-        return dataclasses.replace(self.posterior, features=features).on_accelerator(1, 2.0**30, self.by_record)
+        return dataclasses.replace(self.posterior, features=features).on_accelerator(
+            1, 2.0**30, self.by_record
+        )
 
 
 class CustomPath:
@@ -120,7 +150,14 @@ class CustomPath:
     def __init__(self, rows, by_record):
         data = np.ones((rows, self.width), np.float32)
         posterior = wflmc.posterior_from(
-            self.likelihood, _prior, data, initial=self.initial, devices=1, partition="blocks", mu=1.0, L=1.0
+            self.likelihood,
+            _prior,
+            data,
+            initial=self.initial,
+            devices=1,
+            partition="blocks",
+            mu=1.0,
+            L=1.0,
         )
         self.posterior = posterior.on_accelerator(1, 2.0**30, by_record)
         self.theta = np.zeros(self.initial.size)
@@ -186,14 +223,22 @@ def path_named():
 def test_what_one_record_adds_is_no_longer_than_its_clip(name, path_named):
     """Alone on a device whose clip is larger; or a device as a whole, by the device's clip."""
     path, by_record = path_named(name), PATHS[name][2]
-    limits = (np.minimum(1e3 * CLIPS_TRIED, CLIPS_TRIED[-1]), CLIPS_TRIED) if by_record else (CLIPS_TRIED,)
+    limits = (
+        (np.minimum(1e3 * CLIPS_TRIED, CLIPS_TRIED[-1]), CLIPS_TRIED)
+        if by_record
+        else (CLIPS_TRIED,)
+    )
     empty = path.holding(0.0, 0.0)
     for size, other, theta in path.records():
         added = sent(path.holding(size, other), theta, *limits)
         if by_record:
             added = added - sent(empty, theta, *limits)
         norms = np.linalg.norm(added, axis=1)
-        assert np.all(norms <= CLIPS_TRIED * (1 + ROUNDING)), (size, other, norms / CLIPS_TRIED)
+        assert np.all(norms <= CLIPS_TRIED * (1 + ROUNDING)), (
+            size,
+            other,
+            norms / CLIPS_TRIED,
+        )
 
 
 def test_many_records_are_no_longer_than_the_clip_of_their_device():
@@ -202,33 +247,69 @@ def test_many_records_are_no_longer_than_the_clip_of_their_device():
     example_clips = np.full_like(CLIPS_TRIED, CLIPS_TRIED[-1])
     for size in (1e9, 1e15):
         norms = np.linalg.norm(
-            sent(path.holding(1.0, size, slice(None)), path.theta, CLIPS_TRIED, example_clips), axis=1
+            sent(
+                path.holding(1.0, size, slice(None)),
+                path.theta,
+                CLIPS_TRIED,
+                example_clips,
+            ),
+            axis=1,
         )
-        assert np.all(norms <= CLIPS_TRIED * (1 + ROUNDING)), (size, norms / CLIPS_TRIED)
+        assert np.all(norms <= CLIPS_TRIED * (1 + ROUNDING)), (
+            size,
+            norms / CLIPS_TRIED,
+        )
 
 
-@pytest.mark.parametrize("name", ["gaussian records", "softmax records of few rows", "custom records"])
-def test_a_record_moves_a_device_at_its_clip_by_no_more_than_is_claimed(name, path_named):
+@pytest.mark.parametrize(
+    "name", ["gaussian records", "softmax records of few rows", "custom records"]
+)
+def test_a_record_moves_a_device_at_its_clip_by_no_more_than_is_claimed(
+    name, path_named
+):
     """A device is clipped by projection, however long its gradient is: also where an absurd prior makes it long."""
     path = path_named(name)
     clips = np.repeat([1e-9, 1e-3, 1.0, 9e14], 2)
     example_clips = clips / np.tile([100.0, 2.0], 4)
-    claims = example_clips * (1 + path.posterior.rounding(clips[:1], example_clips[:1]).total)
+    claims = example_clips * (
+        1 + path.posterior.rounding(clips[:1], example_clips[:1]).total
+    )
     for theta in (0.0, 1e22):
         position = np.full(path.posterior.dim, theta)
         for crowd_size in 2 * example_clips[2 :: 1 if FULL else 2]:
             crowd = path.holding(crowd_size, 1.0, slice(1, None))
             before = sent(crowd, position, clips, example_clips)
-            for size in [size for size in SIZES[3:] if size * theta < 1e37][:: 1 if FULL else 3]:
-                after = sent(with_record(crowd, path.holding(size, 1.0)), position, clips, example_clips)
+            for size in [size for size in SIZES[3:] if size * theta < 1e37][
+                :: 1 if FULL else 3
+            ]:
+                after = sent(
+                    with_record(crowd, path.holding(size, 1.0)),
+                    position,
+                    clips,
+                    example_clips,
+                )
                 changes = np.linalg.norm(after - before, axis=1)
-                assert np.all(changes <= claims * (1 + ROUNDING)), (theta, crowd_size, size, changes / claims)
+                assert np.all(changes <= claims * (1 + ROUNDING)), (
+                    theta,
+                    crowd_size,
+                    size,
+                    changes / claims,
+                )
 
 
 def with_record(posterior, other):
     """The same posterior, with the first record of another one."""
-    names = [name for name in ("features", "target", "norms", "data") if getattr(other, name, None) is not None]
-    held = {name: jnp.asarray(getattr(posterior, name)).at[0, 0].set(getattr(other, name)[0, 0]) for name in names}
+    names = [
+        name
+        for name in ("features", "target", "norms", "data")
+        if getattr(other, name, None) is not None
+    ]
+    held = {
+        name: jnp.asarray(getattr(posterior, name))
+        .at[0, 0]
+        .set(getattr(other, name)[0, 0])
+        for name in names
+    }
     return dataclasses.replace(posterior, **held)
 
 
@@ -242,7 +323,9 @@ def test_clips_outside_of_that_range_are_refused(key, value):
 
 
 def test_the_range_is_the_one_that_was_tried():
-    assert (CLIPS_TRIED[0], CLIPS_TRIED[-1]) == pytest.approx((CLIPS.above, CLIPS.below), rel=0.02)
+    assert (CLIPS_TRIED[0], CLIPS_TRIED[-1]) == pytest.approx(
+        (CLIPS.above, CLIPS.below), rel=0.02
+    )
 
 
 def test_records_whose_sum_may_have_no_norm_are_refused():

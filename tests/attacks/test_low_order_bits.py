@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import Job
@@ -40,14 +42,19 @@ Possible = Callable[[Any, Any], bool]
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operating system's entropy, but the same in every test."""
-    monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(18).bytes, raising=False)
+    monkeypatch.setattr(
+        lattice, "token_bytes", np.random.default_rng(18).bytes, raising=False
+    )
 
 
 @pytest.fixture(scope="module")
 def in_table() -> Possible:
     """Whether one of the 2²³ values of jax.random.normal can have: √2 times erf⁻¹ of 2²³ numbers."""
     low = np.nextafter(np.float32(-1), np.float32(0))
-    uniform = np.arange(2**23, dtype=np.float32) / np.float32(2**23) * (np.float32(1) - low) + low
+    uniform = (
+        np.arange(2**23, dtype=np.float32) / np.float32(2**23) * (np.float32(1) - low)
+        + low
+    )
     values = np.asarray(jax.jit(jax.lax.erf_inv)(jnp.asarray(uniform)))
     root = np.float32(np.sqrt(2))
 
@@ -55,10 +62,17 @@ def in_table() -> Possible:
         middle = (float(y) - float(signal)) / float(root)
         first, last = np.searchsorted(values, [middle - 1e-5, middle + 1e-5])
         near = values[first:last]
-        apart, fused = signal + root * near, (float(signal) + float(root) * near.astype(float)).astype(np.float32)
-        return bool(np.any(apart == y) or np.any(fused == y))  # processors multiply and add in one step or in two
+        apart, fused = (
+            signal + root * near,
+            (float(signal) + float(root) * near.astype(float)).astype(np.float32),
+        )
+        return bool(
+            np.any(apart == y) or np.any(fused == y)
+        )  # processors multiply and add in one step or in two
 
-    return lambda received, signal: all(map(one, received.ravel(), np.broadcast_to(signal, received.shape).ravel()))
+    return lambda received, signal: all(
+        map(one, received.ravel(), np.broadcast_to(signal, received.shape).ravel())
+    )
 
 
 def in_float32(received: Any, signal: Any) -> bool:
@@ -70,9 +84,14 @@ def in_float32(received: Any, signal: Any) -> bool:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
-    job = federation(tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}).job
+    job = federation(
+        tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}
+    ).job
     plan = job.plan.with_rounds(
-        gain=np.ones(7), weight=np.ones((7, 5)), step_size=np.full(7, 0.25), server_noise=np.zeros(7)
+        gain=np.ones(7),
+        weight=np.ones((7, 5)),
+        step_size=np.full(7, 0.25),
+        server_noise=np.zeros(7),
     )
     promise = replace(job.plan.privacy, epsilon=None, delta=None)
     plan = replace(plan, context=replace(plan.context, privacy=promise))
@@ -95,13 +114,17 @@ def received_of_a_round(job: Job, folder: Path) -> Any:
     return -4 * theta
 
 
-def test_noise_of_the_channel_excludes_nobody(job: Job, tmp_path: Path, in_table: Possible) -> None:
+def test_noise_of_the_channel_excludes_nobody(
+    job: Job, tmp_path: Path, in_table: Possible
+) -> None:
     received = received_of_a_round(replace(job, noise="channel"), tmp_path)
     for possible in (in_table, in_float32):
         assert possible(received, SIGNAL) == possible(received, -SIGNAL)
 
 
-def test_simulated_noise_excludes_the_wrong_neighbour(job: Job, tmp_path: Path, in_table: Possible) -> None:
+def test_simulated_noise_excludes_the_wrong_neighbour(
+    job: Job, tmp_path: Path, in_table: Possible
+) -> None:
     """So it protects nobody from those who know the program, as the documentation says."""
     received = received_of_a_round(replace(job, noise="simulated"), tmp_path)
     assert in_table(received, SIGNAL)
@@ -109,11 +132,17 @@ def test_simulated_noise_excludes_the_wrong_neighbour(job: Job, tmp_path: Path, 
 
 
 def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
-    changes = {"policy.power": "noiseless-dp", "privacy.epsilon": 300.0, "sampler.chains": 40}
+    changes = {
+        "policy.power": "noiseless-dp",
+        "privacy.epsilon": 300.0,
+        "sampler.chains": 40,
+    }
     made = federation(tmp_path, changes, noise="devices")
     job, far = made.job, np.full((40, 5), 1e6, np.float32)
     ask = RoundRequest(0, 0, far, float(job.plan.gain[0]), 1.0)
-    signal = Device(made.inputs.posterior.device(0), replace(job.terms(0), share=0.0)).answer(ask)
+    signal = Device(
+        made.inputs.posterior.device(0), replace(job.terms(0), share=0.0)
+    ).answer(ask)
     sent = made.devices()[0].answer(ask)
     assert 0.1 < np.abs(signal).max() / np.sqrt(job.terms(0).share) < 100
     assert in_float32(sent, signal) == in_float32(sent, -signal)

@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.apps.federation.messages import RoundRequest
 from wflmc.support.errors import InputError, OverspendError
@@ -30,7 +32,12 @@ ROUNDS = 9
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Nine rounds over fading channels, for which every device is promised ε = 1."""
-    changes = {"privacy.epsilon": 1.0, "sampler.burn_in": 0, "sampler.samples": ROUNDS, "sampler.chains": 1}
+    changes = {
+        "privacy.epsilon": 1.0,
+        "sampler.burn_in": 0,
+        "sampler.samples": ROUNDS,
+        "sampler.chains": 1,
+    }
     return federation(tmp_path_factory.mktemp("lied-to"), changes)
 
 
@@ -54,8 +61,12 @@ def louder(limit: float, ask: RoundRequest) -> RoundRequest:
     return ask._replace(gain=limit * ask.known)
 
 
-@pytest.mark.parametrize("lie", [tiny, scaled, faded, louder], ids=lambda lie: str(lie.__name__))
-def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, RoundRequest], RoundRequest]) -> None:
+@pytest.mark.parametrize(
+    "lie", [tiny, scaled, faded, louder], ids=lambda lie: str(lie.__name__)
+)
+def test_a_device_pays_for_what_arrives(
+    made: Federation, lie: Callable[[float, RoundRequest], RoundRequest]
+) -> None:
     job = made.job
     far = np.full((1, job.plan.dim), 1e6, np.float32)  # where every gradient is clipped
     worst = 0.0
@@ -63,7 +74,9 @@ def test_a_device_pays_for_what_arrives(made: Federation, lie: Callable[[float, 
         assert device.ledger is not None
         limit, arrived = float(np.sqrt(job.power[k]) / job.plan.clip[k]), 0.0
         for at in range(ROUNDS):
-            gain = float(job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at])
+            gain = float(
+                job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at]
+            )
             ask = RoundRequest(k, at, far, gain or 1e-3, float(job.known[at, k]))
             try:
                 sent = float(np.linalg.norm(device.answer(lie(0.999 * limit, ask))))
@@ -79,7 +92,15 @@ def test_the_schedule_itself_is_answered(made: Federation) -> None:
     for k, device in enumerate(made.devices()):
         for at in np.flatnonzero(made.job.plan.weight[:, k]):
             theta = np.zeros((1, made.job.plan.dim), np.float32)
-            device.answer(RoundRequest(k, int(at), theta, float(made.job.gain[at, k]), float(made.job.known[at, k])))
+            device.answer(
+                RoundRequest(
+                    k,
+                    int(at),
+                    theta,
+                    float(made.job.gain[at, k]),
+                    float(made.job.known[at, k]),
+                )
+            )
         assert device.ledger is not None
         assert device.ledger.spent[0] == pytest.approx(made.job.plan.spent[k])
 

@@ -21,8 +21,16 @@ N = 12
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(N, 2)), RNG.normal(size=N), RNG.normal(size=N)
 OTHERS = RNG.normal(size=5)
-ONES = np.ones(N)  # as placeholders are: by values alone, nothing would look as if it depended on them
-KNOWN = {"mu": 1.0, "L": 100.0, "preconditioner": "none", "devices": 3, "partition": "blocks"}
+ONES = np.ones(
+    N
+)  # as placeholders are: by values alone, nothing would look as if it depended on them
+KNOWN = {
+    "mu": 1.0,
+    "L": 100.0,
+    "preconditioner": "none",
+    "devices": 3,
+    "partition": "blocks",
+}
 
 
 def observe(y, mean):
@@ -92,7 +100,10 @@ def prior_support(y):
 
 
 def initial_value(y):
-    observe(y, numpyro.sample("mean", dist.Normal(numpyro.param("location", jnp.mean(y)), 1)))
+    observe(
+        y,
+        numpyro.sample("mean", dist.Normal(numpyro.param("location", jnp.mean(y)), 1)),
+    )
 
 
 def scale(y):
@@ -104,7 +115,9 @@ def scale(y):
 def values_of_a_discrete_site(y, n):
     level = numpyro.sample("level", dist.Normal(0, 1))
     with numpyro.plate("records", len(y)):
-        successes = numpyro.sample("successes", dist.BinomialLogits(level, n), infer={"enumerate": "parallel"})
+        successes = numpyro.sample(
+            "successes", dist.BinomialLogits(level, n), infer={"enumerate": "parallel"}
+        )
         numpyro.sample("y", dist.Normal(successes, 1), obs=y)
 
 
@@ -128,7 +141,9 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("model", "site", "data"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("model", "site", "data"), REFUSED, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_data_outside_the_examples_are_refused(model, site, data):
     with pytest.raises(wflmc.InputError) as caught:
         wflmc.from_numpyro(model, data, **KNOWN)
@@ -143,10 +158,14 @@ def prior_costs(model, theta):
 
 def assert_only_one_record_differs(posterior, other, row):
     """Check that two posteriors are the same to the bit but for one record's log-likelihood."""
-    assert posterior.model.name == other.model.name  # of the traced prior and likelihood, with their constants
+    assert (
+        posterior.model.name == other.model.name
+    )  # of the traced prior and likelihood, with their constants
     np.testing.assert_array_equal(posterior.start, other.start)
     theta = np.random.default_rng(1).normal(size=(2, posterior.dim)).astype(np.float32)
-    np.testing.assert_array_equal(prior_costs(posterior.model, theta), prior_costs(other.model, theta))
+    np.testing.assert_array_equal(
+        prior_costs(posterior.model, theta), prior_costs(other.model, theta)
+    )
     before, after = posterior.log_likelihood(theta), other.log_likelihood(theta)
     np.testing.assert_array_equal(np.delete(before, row, 1), np.delete(after, row, 1))
     assert np.all(before[:, row] != after[:, row])
@@ -163,7 +182,9 @@ def hierarchy(x, y, group, predictor, survey, groups):
     """Groups with a predictor of another length, a public survey, and offsets of records with laws of their own."""
     slope = numpyro.sample("slope", dist.Normal(0, 1))
     with numpyro.plate("groups", groups):
-        level = numpyro.sample("level", dist.Normal(slope * predictor, jnp.array([1.0, 2.0, 3.0])))
+        level = numpyro.sample(
+            "level", dist.Normal(slope * predictor, jnp.array([1.0, 2.0, 3.0]))
+        )
     numpyro.sample("centred", dist.Normal(jnp.sum(level), 0.1), obs=0.0)
     with numpyro.plate("records", len(y)):
         offset = numpyro.sample("offset", dist.LogNormal(slope * x, 1))
@@ -172,7 +193,9 @@ def hierarchy(x, y, group, predictor, survey, groups):
     numpyro.sample("survey", dist.Normal(slope, 1), obs=survey)
 
 
-@pytest.mark.parametrize(("row", "value"), [(0, 1e4), (0, 2.0), (N - 1, -1e4)] if FULL else [(0, 1e4)])
+@pytest.mark.parametrize(
+    ("row", "value"), [(0, 1e4), (0, 2.0), (N - 1, -1e4)] if FULL else [(0, 1e4)]
+)
 def test_a_replaced_record_changes_its_own_likelihood_alone(row, value):
     public = {"predictor": OTHERS[:3], "survey": OTHERS, "groups": 3}
     data = {"x": ONES, "y": Y, "group": np.arange(N) % 3, **public}
@@ -180,7 +203,9 @@ def test_a_replaced_record_changes_its_own_likelihood_alone(row, value):
     posterior = wflmc.from_numpyro(hierarchy, data, shared=("survey",), **KNOWN)
     other = wflmc.from_numpyro(hierarchy, changed, shared=("survey",), **KNOWN)
     assert_only_one_record_differs(posterior, other, row)
-    listed = {name: text.partition(": ")[2] for name, text in posterior.not_covered.items()}
+    listed = {
+        name: text.partition(": ")[2] for name, text in posterior.not_covered.items()
+    }
     assert listed == {
         "arguments of the model": "predictor.",
         "shared arguments of the model": "survey.",
@@ -201,7 +226,9 @@ def linen_module(initialised):
         def __call__(self, x):
             if initialised == "a parameter":
                 x = x + self.param("shift", lambda key: -x)
-            elif initialised == "a parameter by its spread":  # which is 0 for zeros and for ones
+            elif (
+                initialised == "a parameter by its spread"
+            ):  # which is 0 for zeros and for ones
                 x = x * self.param("scale", lambda key: 1 + jnp.std(x))
             elif initialised == "a parameter by NumPy":
                 x = x - self.param("shift", lambda key: jnp.asarray(np.mean(x)))
@@ -213,7 +240,12 @@ def linen_module(initialised):
 
 
 LABELS = np.arange(N) % 2
-BY_INPUT = ("a parameter", "a parameter by its spread", "a parameter by NumPy", "a variable")
+BY_INPUT = (
+    "a parameter",
+    "a parameter by its spread",
+    "a parameter by NumPy",
+    "a variable",
+)
 
 
 @pytest.mark.parametrize("initialised", BY_INPUT)
@@ -227,5 +259,7 @@ def test_modules_that_their_input_initialises_are_refused(initialised):
 def test_a_replaced_record_leaves_the_start_of_a_module():
     module = linen_module("nothing")
     posterior = wflmc.from_flax(module, log_likelihood, (X, LABELS), **KNOWN)
-    other = wflmc.from_flax(module, log_likelihood, (with_row(X, 0, 1e4), LABELS), **KNOWN)
+    other = wflmc.from_flax(
+        module, log_likelihood, (with_row(X, 0, 1e4), LABELS), **KNOWN
+    )
     assert_only_one_record_differs(posterior, other, 0)

@@ -70,7 +70,10 @@ def setting(tmp_path_factory):
         data.write_bytes(content(label))
         guesses[label] = build(load_scenario(str(scenario))).posterior
     data.write_bytes(content(TRUE))
-    given = dict.fromkeys(RunRequest._fields) | {"scenario": str(scenario), "out": str(out)}
+    given = dict.fromkeys(RunRequest._fields) | {
+        "scenario": str(scenario),
+        "out": str(out),
+    }
     out.mkdir()
     run_scenario(RunRequest(**given), out, silent, lambda said: None)
     return home, guesses
@@ -93,7 +96,9 @@ def published(folder):
 
 def fits(text, names):
     """The labels one of whose names is in a text."""
-    return [label for label, found in names.items() if any(name in text for name in found)]
+    return [
+        label for label, found in names.items() if any(name in text for name in found)
+    ]
 
 
 def test_a_run_folder_does_not_tell_the_last_label(setting):
@@ -112,7 +117,10 @@ def test_a_run_folder_does_not_tell_the_last_label(setting):
     assert len({name for found in names.values() for name in found}) == 3 * CLASSES
     assert fits(published(home / "run"), names) == []
     path = home / "run" / "ledger.jsonl"
-    for label, posterior in guesses.items():  # but its owner can: resuming finds the run again
+    for (
+        label,
+        posterior,
+    ) in guesses.items():  # but its owner can: resuming finds the run again
         ledger = Ledger(plan.privacy, 3, path=path)
         assert ledger.is_about(posterior.digest) == (label == TRUE)
         assert (ledger.rounds(names[label][2]) > 0) == (label == TRUE)
@@ -136,7 +144,9 @@ def test_two_ledgers_have_other_names_for_the_same(setting, tmp_path):
         lines.append([json.loads(line) for line in path.read_text().splitlines()])
     (header, line), (other_header, other_line) = lines
     assert header["subject"] != other_header["subject"]
-    assert {line["run"], line["noise"]}.isdisjoint({other_line["run"], other_line["noise"]})
+    assert {line["run"], line["noise"]}.isdisjoint(
+        {other_line["run"], other_line["noise"]}
+    )
 
 
 def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
@@ -146,17 +156,30 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
     scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
     job = make_job(jax.random.key(5), inputs.posterior, inputs.link, plan)
     write_federation(tmp_path, scenario, inputs, job)
-    open_server(job, tmp_path / "server").ledger.charge(job.run, 0, plan.loss[:1], job.noise_name)
-    own = next(k for k in range(3) if guesses[0].device(k).digest != guesses[1].device(k).digest)
+    open_server(job, tmp_path / "server").ledger.charge(
+        job.run, 0, plan.loss[:1], job.noise_name
+    )
+    own = next(
+        k
+        for k in range(3)
+        if guesses[0].device(k).digest != guesses[1].device(k).digest
+    )
     about = np.array([0, plan.gain[0], job.known[0, own]])
     names = {
         label: (
             posterior.digest,
             posterior.device(own).digest,
-            digest(job.run.encode(), posterior.device(own).digest.encode(), job.position, about),
+            digest(
+                job.run.encode(),
+                posterior.device(own).digest.encode(),
+                job.position,
+                about,
+            ),
         )
         for label, posterior in guesses.items()
     }
-    open_device(tmp_path / f"device-{own}").ledger.charge(names[TRUE][2], 0, plan.loss[:1, own : own + 1])
+    open_device(tmp_path / f"device-{own}").ledger.charge(
+        names[TRUE][2], 0, plan.loss[:1, own : own + 1]
+    )
     assert len({name for found in names.values() for name in found}) == 3 * CLASSES
     assert fits(published(tmp_path), names) == []

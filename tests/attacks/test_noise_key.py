@@ -53,7 +53,9 @@ def run(call, folder, seed):
     """A run with this seed, made once."""
     place = folder / f"run-{seed}"
     if not place.exists():
-        code, _, err = call("run", folder / "s.toml", "--out", place, "--set", f"sampler.seed={seed}")
+        code, _, err = call(
+            "run", folder / "s.toml", "--out", place, "--set", f"sampler.seed={seed}"
+        )
         assert code == 0, err
     return place
 
@@ -79,8 +81,12 @@ def noise_of(words, rounds):
     """z and q of the first chain for every key, [key, round, m] each."""
 
     def drawn(data, index):
-        key = jax.random.fold_in(chain_keys(jax.random.wrap_key_data(data), np.arange(1))[0], index)
-        return [jax.random.normal(named(key, name), (3,)) for name in ("noise", "server")]
+        key = jax.random.fold_in(
+            chain_keys(jax.random.wrap_key_data(data), np.arange(1))[0], index
+        )
+        return [
+            jax.random.normal(named(key, name), (3,)) for name in ("noise", "server")
+        ]
 
     return jax.vmap(jax.vmap(drawn, (None, 0)), (0, None))(words, rounds)
 
@@ -93,7 +99,10 @@ def attack(posterior, plan):
     """
     theta = posterior["theta"].values[0].astype(float)
     steps, gain = np.asarray(plan.step_size)[1:, None], plan.gain[1:, None]
-    z, q = (np.asarray(part, float) for part in noise_of(keys_to_try(posterior), np.arange(1, len(theta))))
+    z, q = (
+        np.asarray(part, float)
+        for part in noise_of(keys_to_try(posterior), np.arange(1, len(theta)))
+    )
     server = np.sqrt(plan.server_noise)[1:, None]
     received = (theta[:-1] - theta[1:] + server * q) / steps  # Σ g + z/α, for every key
     sums = received - np.sqrt(plan.noise_power) * z / gain
@@ -113,7 +122,9 @@ def truth(folder):
     plan, posterior = make_plan(scenario, inputs), inputs.posterior
 
     def sums(theta):
-        gradients = [posterior.clipped_sum(at, np.ones(6), plan.clip)[0] for at in theta]
+        gradients = [
+            posterior.clipped_sum(at, np.ones(6), plan.clip)[0] for at in theta
+        ]
         return np.asarray(gradients, float)
 
     return plan, sums
@@ -136,7 +147,10 @@ def test_the_trace_of_a_numbered_seed_gives_the_gradients_away(call, folder, tru
     assert left_over < 0.05
     assert error(found, trace.posterior["theta"].values[0], sums) < 1e-3
     assert "for the owner of the data" in trace.posterior.attrs["privacy"]
-    assert "for the owner of the data" in json.loads((place / "summary.json").read_text())["owner_only"]
+    assert (
+        "for the owner of the data"
+        in json.loads((place / "summary.json").read_text())["owner_only"]
+    )
 
 
 def test_a_seed_that_can_be_guessed_is_not_published(call, folder, truth):
@@ -174,7 +188,10 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
     """Knows: the bytes of a published file. Looks for: keys, clip rates, the exact law, constants, paths, digests."""
     place = run(call, folder, "secret")
     shown, _ = publish(call, place)
-    groups = [name.strip("/") for name in (shown.groups() if callable(shown.groups) else shown.groups)]
+    groups = [
+        name.strip("/")
+        for name in (shown.groups() if callable(shown.groups) else shown.groups)
+    ]
     assert [name for name in groups if name] == ["posterior"]
     assert list(shown.posterior.data_vars) == ["theta"]
     assert dict(shown.posterior.sizes) == {"chain": 1, "draw": 16, "parameter": 3}
@@ -184,17 +201,31 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
         "what", "epsilon", "delta", "accountant", "unit", "adjacency", "promise", "assumes", "not_covered",
         "inference_library", "inference_library_version",
     }  # fmt: skip
-    content, plan = place.with_suffix(".nc").read_bytes(), json.loads((place / "plan.json").read_text())
-    told = [str(folder), *plan["files"].values(), json.loads((place / "summary.json").read_text())["ledger"]["chain"]]
+    content, plan = (
+        place.with_suffix(".nc").read_bytes(),
+        json.loads((place / "plan.json").read_text()),
+    )
+    told = [
+        str(folder),
+        *plan["files"].values(),
+        json.loads((place / "summary.json").read_text())["ledger"]["chain"],
+    ]
     assert not [text for text in told if text.encode() in content]
 
 
 def test_a_ledger_does_not_seed_the_noise_of_whitening(few, monkeypatch):
     """Knows: a ledger's line of a release that whitens. Does: seeds with the name of its noise. Gets: other noise."""
     seeds, draw = [], np.random.default_rng
-    monkeypatch.setattr(releases.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed))
-    link, promise = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25), wflmc.Privacy(8, 0.01, 30)
+    monkeypatch.setattr(
+        releases.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed)
+    )
+    link, promise = (
+        wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25),
+        wflmc.Privacy(8, 0.01, 30),
+    )
     release = preconditioning.release_whitening(jax.random.key(5), few, link, promise)
-    told = {int(name.removeprefix("whiten-"), 16) for name in (release.noise, release.name)}
+    told = {
+        int(name.removeprefix("whiten-"), 16) for name in (release.noise, release.name)
+    }
     assert seeds
     assert not told & {seed for seed in seeds if isinstance(seed, int)}

@@ -29,7 +29,9 @@ def _prior(theta):
 
 def own(records):
     data = np.asarray(records, np.float32)
-    return wflmc.posterior_from(_likelihood, _prior, data, initial=jnp.zeros(1), devices=1, mu=1.0, L=10.0)
+    return wflmc.posterior_from(
+        _likelihood, _prior, data, initial=jnp.zeros(1), devices=1, mu=1.0, L=10.0
+    )
 
 
 @pytest.mark.parametrize("unit", ["device", "record"])
@@ -38,7 +40,9 @@ def test_a_record_without_a_gradient_adds_nothing(unit):
     clips, theta = np.array([3.0], np.float32), jnp.full(1, 2.0)
     sums = []
     for records in ([4.0, 5.0, 2.0], [4.0, 5.0, 9.0]):
-        total, norm = own(records).unrounded_sum(theta, np.ones(1), clips, None, clips if unit == "record" else None)
+        total, norm = own(records).unrounded_sum(
+            theta, np.ones(1), clips, None, clips if unit == "record" else None
+        )
         sums.append(total.double)
         assert np.isnan(norm[0]) == (2.0 in records)
     assert np.all(np.isfinite(sums))
@@ -51,24 +55,48 @@ def test_a_chain_of_a_simulation_stops_there():
         wflmc.Link(channel.static(), snr_db=40),
         wflmc.Privacy(1, 1e-5, 30.0, unit="record", example_clip=3.0),
     )
-    plan = wflmc.plan(posterior, link, privacy, step_size=0.01, burn_in=1, samples=1, initial_w2_sq=1.0)
+    plan = wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=0.01,
+        burn_in=1,
+        samples=1,
+        initial_w2_sq=1.0,
+    )
     with pytest.raises(SamplingError, match="no finite gradient"):
-        wflmc.sample(jax.random.key(0), posterior, plan, chains=2, initial=np.ones((2, 1)))
+        wflmc.sample(
+            jax.random.key(0), posterior, plan, chains=2, initial=np.ones((2, 1))
+        )
 
 
 def test_a_device_answers_for_no_theta_that_may_overflow():
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=20, dim=2)
-    link, privacy = wflmc.Link(channel.static(), snr_db=40), wflmc.Privacy(1, 1e-5, 30.0)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=2, examples=20, dim=2
+    )
+    link, privacy = (
+        wflmc.Link(channel.static(), snr_db=40),
+        wflmc.Privacy(1, 1e-5, 30.0),
+    )
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=1, samples=1)
     job = make_job(jax.random.key(1), posterior, link, plan)
     device = Device(posterior.device(0), job.terms(0))
-    ask = RoundRequest(0, 0, np.full((1, 2), 1e9, np.float32), float(job.gain[0, 0]), float(job.known[0, 0]))
+    ask = RoundRequest(
+        0,
+        0,
+        np.full((1, 2), 1e9, np.float32),
+        float(job.gain[0, 0]),
+        float(job.known[0, 0]),
+    )
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):
         with pytest.raises(InputError, match="at most 1e"):
             device.answer(ask._replace(theta=np.full((1, 2), theta, np.float32)))
     wide = wflmc.gaussian_regression(
-        jax.random.key(0), 1, X=np.full((4, 2), 1e10) * np.eye(2)[[0, 1, 0, 1]], y=np.ones(4)
+        jax.random.key(0),
+        1,
+        X=np.full((4, 2), 1e10) * np.eye(2)[[0, 1, 0, 1]],
+        y=np.ones(4),
     )
     with pytest.raises(InputError, match="scaled to moderate size"):
         Device(wide, job.terms(0))

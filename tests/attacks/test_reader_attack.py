@@ -34,17 +34,26 @@ CLASSES = ["no", "yes"]
 
 def is_unchanged(before, after, replaced):
     """Return whether all rows but one are the same to the last bit; each part of a table is an array of rows."""
-    if any(len(first) != len(second) for first, second in zip(before, after, strict=True)):
+    if any(
+        len(first) != len(second) for first, second in zip(before, after, strict=True)
+    ):
         return False
     others = np.arange(len(before[0])) != replaced
-    return all(first[others].tobytes() == second[others].tobytes() for first, second in zip(before, after, strict=True))
+    return all(
+        first[others].tobytes() == second[others].tobytes()
+        for first, second in zip(before, after, strict=True)
+    )
 
 
 def read_table(table, declared):
     """Return the features and the outcomes of a table, or None where it is refused."""
     try:
         frame = as_frame(table)
-        schema = make_schema(frame, target="y", declared={"missing": "indicator", "classes": CLASSES, **declared})
+        schema = make_schema(
+            frame,
+            target="y",
+            declared={"missing": "indicator", "classes": CLASSES, **declared},
+        )
         assert schema.taken == []
         return encode(frame, schema)[0], outcomes(frame, schema)
     except InputError:
@@ -54,12 +63,60 @@ def read_table(table, declared):
 # One line of a text file
 
 PIECES = [
-    *('"', '""', '"""', "'", ",", ";", "\t", "|", " ", "  ", "\r", "\x00", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"),
-    *("\ufeff", "\\", "\\n", "#", "1", "-0", "1e400", "5", '5"', "yes", "no", "a", "y", "NA", "\xa0", "\x1a", "０"),
+    *(
+        '"',
+        '""',
+        '"""',
+        "'",
+        ",",
+        ";",
+        "\t",
+        "|",
+        " ",
+        "  ",
+        "\r",
+        "\x00",
+        "\x0b",
+        "\x0c",
+        "\x1c",
+        "\x85",
+        "\u2028",
+    ),
+    *(
+        "\ufeff",
+        "\\",
+        "\\n",
+        "#",
+        "1",
+        "-0",
+        "1e400",
+        "5",
+        '5"',
+        "yes",
+        "no",
+        "a",
+        "y",
+        "NA",
+        "\xa0",
+        "\x1a",
+        "０",
+    ),
 ]
 """What hostile lines are made of; a line feed would make two lines of one."""
-TABLE_LINES = ["1,a,yes", '2,5",no', '"3","a",no', '4,"""",yes', '5,""",a",no', "6,,yes", '7,"a",no', '8,5",yes']
-TABLE_COLUMNS = {"x": {"range": [0, 9], "indicator": True}, "size": {"categories": ["a", '5"', '"', '",a', "NA"]}}
+TABLE_LINES = [
+    "1,a,yes",
+    '2,5",no',
+    '"3","a",no',
+    '4,"""",yes',
+    '5,""",a",no',
+    "6,,yes",
+    '7,"a",no',
+    '8,5",yes',
+]
+TABLE_COLUMNS = {
+    "x": {"range": [0, 9], "indicator": True},
+    "size": {"categories": ["a", '5"', '"', '",a', "NA"]},
+}
 FORMATS = {
     "lf": (".csv", ",", "\n", "utf-8"),
     "crlf": (".csv", ",", "\r\n", "utf-8"),
@@ -77,7 +134,11 @@ def hostile_line(generator, line):
     for _ in range(generator.integers(1, 5)):
         start = int(generator.integers(len(line) + 1))
         length = int(generator.integers(3)) if generator.random() < 0.5 else 0
-        line = line[:start] + PIECES[generator.integers(len(PIECES))] + line[start + length :]
+        line = (
+            line[:start]
+            + PIECES[generator.integers(len(PIECES))]
+            + line[start + length :]
+        )
     return line
 
 
@@ -88,7 +149,11 @@ def test_a_line_of_a_table_changes_no_other(tmp_path, name):
     path = tmp_path / f"table{suffix}"
     lines = [line.replace(",", delimiter) for line in TABLE_LINES]
     columns = {**TABLE_COLUMNS}
-    columns["size"] = {"categories": [name.replace(",", delimiter) for name in TABLE_COLUMNS["size"]["categories"]]}
+    columns["size"] = {
+        "categories": [
+            name.replace(",", delimiter) for name in TABLE_COLUMNS["size"]["categories"]
+        ]
+    }
     if delimiter == " ":  # spaces in a row are one delimiter
         lines = [line.replace("  ", ' "" ') for line in lines]
 
@@ -120,15 +185,26 @@ def test_a_line_of_a_data_file_changes_no_other(tmp_path, header, end):
     """With text labels, of which one is called y as the target is, and with the number of examples declared."""
     generator = np.random.default_rng(20361120)
     path = tmp_path / "data.csv"
-    lines = ["0.5,1.5,y", "2.5,3.5,no", '4.5,"5.5",yes', "6.5,7.5,y", '8.5,9.5,"no"', "1,0,y"]
+    lines = [
+        "0.5,1.5,y",
+        "2.5,3.5,no",
+        '4.5,"5.5",yes',
+        "6.5,7.5,y",
+        '8.5,9.5,"no"',
+        "1,0,y",
+    ]
 
     def read(rows):
-        path.write_bytes(end.join([*([] if header is None else [header]), *rows, ""]).encode())
+        path.write_bytes(
+            end.join([*([] if header is None else [header]), *rows, ""]).encode()
+        )
         try:
             data, _ = load_data(path, "text", examples=len(lines))
         except InputError:
             return None
-        return (data.X, data.y.astype("U40")) if len(data.y) == len(lines) else None  # as `build_posterior` refuses it
+        return (
+            (data.X, data.y.astype("U40")) if len(data.y) == len(lines) else None
+        )  # as `build_posterior` refuses it
 
     before = read(lines)
     assert before is not None
@@ -158,9 +234,17 @@ ORDINARY = {
     "whole": [1, 2],
     "part": [1.0, 2.5],
     "flag": [True, False],
-    "exact": [decimal.Decimal("0.10"), decimal.Decimal("2"), decimal.Decimal(2**53 + 1)],
+    "exact": [
+        decimal.Decimal("0.10"),
+        decimal.Decimal("2"),
+        decimal.Decimal(2**53 + 1),
+    ],
     "size": [-0.0, 0.1, 1 / 3, 5e-324],
-    "price": [decimal.Decimal("-0.0"), decimal.Decimal("0.1"), decimal.Decimal("12345678901234567.125")],
+    "price": [
+        decimal.Decimal("-0.0"),
+        decimal.Decimal("0.1"),
+        decimal.Decimal("12345678901234567.125"),
+    ],
     "narrow": [np.float32(0.1), np.float32(2**24), np.float16(0.1)],
 }
 CATEGORIES = {
@@ -174,11 +258,61 @@ CATEGORIES = {
 }
 NUMERIC = ["size", "price", "narrow"]
 REPLACEMENTS = [
-    *(None, float("nan"), pandas.NA, pandas.NaT, np.datetime64("NaT"), decimal.Decimal("NaN"), decimal.Decimal("1.5")),
-    *(TooLong("1e-30"), TooLong("1e30"), decimal.Decimal("sNaN"), decimal.Decimal("Infinity")),
-    *("x", "1", "1.0", "01", "True", "-0.0", "0.1", "a\x00", "\ud800", b"1", 1, 1.0, 0.5, -0.0, True, 2**53, -(2**63)),
-    *(2**64, 10**30, 10**5000, 1j, [1], {"a": 1}, (1, 2), DAY, datetime.timedelta(1), object()),
-    *(np.float16(1), np.float32(0.1), np.longdouble("0.1"), np.int8(1), np.uint64(2**63), np.str_("1"), np.bytes_("1")),
+    *(
+        None,
+        float("nan"),
+        pandas.NA,
+        pandas.NaT,
+        np.datetime64("NaT"),
+        decimal.Decimal("NaN"),
+        decimal.Decimal("1.5"),
+    ),
+    *(
+        TooLong("1e-30"),
+        TooLong("1e30"),
+        decimal.Decimal("sNaN"),
+        decimal.Decimal("Infinity"),
+    ),
+    *(
+        "x",
+        "1",
+        "1.0",
+        "01",
+        "True",
+        "-0.0",
+        "0.1",
+        "a\x00",
+        "\ud800",
+        b"1",
+        1,
+        1.0,
+        0.5,
+        -0.0,
+        True,
+        2**53,
+        -(2**63),
+    ),
+    *(
+        2**64,
+        10**30,
+        10**5000,
+        1j,
+        [1],
+        {"a": 1},
+        (1, 2),
+        DAY,
+        datetime.timedelta(1),
+        object(),
+    ),
+    *(
+        np.float16(1),
+        np.float32(0.1),
+        np.longdouble("0.1"),
+        np.int8(1),
+        np.uint64(2**63),
+        np.str_("1"),
+        np.bytes_("1"),
+    ),
 ]
 """Cells by which a library stores a column in another way, or not at all."""
 
@@ -188,7 +322,12 @@ def as_pandas(columns, path):
 
 
 def as_categories(columns, path):
-    return pandas.DataFrame({name: pandas.Series(cells).astype("category") for name, cells in columns.items()})
+    return pandas.DataFrame(
+        {
+            name: pandas.Series(cells).astype("category")
+            for name, cells in columns.items()
+        }
+    )
 
 
 def as_converted(columns, path):
@@ -198,7 +337,9 @@ def as_converted(columns, path):
 
 def as_arrow_types(columns, path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    return pandas.DataFrame(columns).convert_dtypes(convert_integer=False, dtype_backend="pyarrow")
+    return pandas.DataFrame(columns).convert_dtypes(
+        convert_integer=False, dtype_backend="pyarrow"
+    )
 
 
 def as_pandas_csv(columns, path):
@@ -212,10 +353,13 @@ def as_pandas_csv(columns, path):
 def as_arrow(columns, path, *, encode_dictionary=False):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     arrays = {
-        name: pyarrow.array([_plain(cell) for cell in cells], from_pandas=True) for name, cells in columns.items()
+        name: pyarrow.array([_plain(cell) for cell in cells], from_pandas=True)
+        for name, cells in columns.items()
     }
     if encode_dictionary:
-        _refuse(columns, datetime.timedelta)  # beside which Arrow makes durations of all, and Parquet integers of them
+        _refuse(
+            columns, datetime.timedelta
+        )  # beside which Arrow makes durations of all, and Parquet integers of them
         arrays = {name: cells.dictionary_encode() for name, cells in arrays.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), path / "t.parquet")
     return path / "t.parquet"
@@ -255,7 +399,9 @@ WRITERS = [as_pandas, as_categories, as_converted, as_arrow_types, as_pandas_csv
 WRITERS += [as_arrow, as_dictionaries, as_polars, as_numpy]
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_a_cell_of_a_typed_table_changes_no_other_row(write, tmp_path):
     """One column at a time, so that a table is refused for the sake of this column alone."""
@@ -265,11 +411,18 @@ def test_a_cell_of_a_typed_table_changes_no_other_row(write, tmp_path):
     tried = Counter()
     for attempt in range(PAIRS):
         name = list(ORDINARY)[attempt % len(ORDINARY)]
-        cells = [ORDINARY[name][place] for place in generator.integers(len(ORDINARY[name]), size=4)]
+        cells = [
+            ORDINARY[name][place]
+            for place in generator.integers(len(ORDINARY[name]), size=4)
+        ]
         replaced = int(generator.integers(len(cells)))
         neighbour = list(cells)
         neighbour[replaced] = REPLACEMENTS[generator.integers(len(REPLACEMENTS))]
-        column = {"range": [0, 1], "indicator": True} if name in NUMERIC else {"categories": CATEGORIES[name]}
+        column = (
+            {"range": [0, 1], "indicator": True}
+            if name in NUMERIC
+            else {"categories": CATEGORIES[name]}
+        )
         encoded = []
         for content in (cells, neighbour):
             try:
@@ -306,7 +459,10 @@ def test_a_carriage_return_makes_no_two_rows_of_one(tmp_path):
     """Of a data file, the first row would become the header, since there is one row more than there are examples."""
     path = tmp_path / "t.csv"
     path.write_bytes(b"x,y\n3,yes\n1,no\r2,yes\n")
-    assert read_table(path, {"columns": {"x": {"range": [0, 9], "indicator": False}}}) is None
+    assert (
+        read_table(path, {"columns": {"x": {"range": [0, 9], "indicator": False}}})
+        is None
+    )
     path.write_bytes(b"1.0,2.0,y\n3.0,4.0,n\r3.5,4.5,n\n5.0,6.0,n\n")
     with pytest.raises(InputError):
         load_data(path, "text", examples=3)
@@ -318,7 +474,9 @@ def test_a_blank_line_makes_no_row_of_a_header(tmp_path):
         path.write_text(f"0,1,y\n{rows}")
         with pytest.raises(InputError):
             load_data(path, "text", examples=2)
-    path.write_text("0,1,y\n3.0,4.0,n\n\n5.0,6.0,n\n\n")  # a blank line beside all rows changes nothing
+    path.write_text(
+        "0,1,y\n3.0,4.0,n\n\n5.0,6.0,n\n\n"
+    )  # a blank line beside all rows changes nothing
     assert load_data(path, "text", examples=2)[0].y.tolist() == ["n", "n"]
 
 
@@ -326,7 +484,10 @@ def test_a_blank_line_makes_no_row_of_a_header(tmp_path):
 def test_the_first_whole_number_that_a_float_lacks_is_refused(gap):
     """2⁵³ + 1 becomes 2⁵³ beside a missing value, which every float has."""
     declared = {"columns": {"x": {"categories": [2**53 + 1, 2**53, 7]}}}
-    encoded = [read_table(pandas.DataFrame({"x": [2**53 + 1, last], "y": CLASSES}), declared) for last in (7, gap)]
+    encoded = [
+        read_table(pandas.DataFrame({"x": [2**53 + 1, last], "y": CLASSES}), declared)
+        for last in (7, gap)
+    ]
     assert encoded[0] is not None
     assert encoded[1] is None or is_unchanged(*encoded, replaced=1)
     with pytest.raises(InputError):
@@ -335,14 +496,25 @@ def test_the_first_whole_number_that_a_float_lacks_is_refused(gap):
         as_classes(np.array([2**63, 1], dtype=np.uint64), (1, -(2**63)))
 
 
-@pytest.mark.parametrize("names", [["1", "1.0"], ["True", "true"], ["1", "TRUE"], ["0.1", "0.10"], ["1000", "1e3"]])
+@pytest.mark.parametrize(
+    "names",
+    [["1", "1.0"], ["True", "true"], ["1", "TRUE"], ["0.1", "0.10"], ["1000", "1e3"]],
+)
 def test_spellings_of_one_number_are_not_declared_together(names):
     frame = pandas.DataFrame({"x": [0, 1], "y": [0, 1]})
     with pytest.raises(InputError) as caught:
-        make_schema(frame, target="y", declared={"columns": {"x": {"categories": names}}, "classes": [0, 1]})
+        make_schema(
+            frame,
+            target="y",
+            declared={"columns": {"x": {"categories": names}}, "classes": [0, 1]},
+        )
     assert caught.value.key == "columns.x.categories"
     with pytest.raises(InputError) as caught:
-        make_schema(frame, target="y", declared={"columns": {"x": {"range": [0, 1]}}, "classes": names})
+        make_schema(
+            frame,
+            target="y",
+            declared={"columns": {"x": {"range": [0, 1]}}, "classes": names},
+        )
     assert caught.value.key == "classes"
 
 
@@ -357,7 +529,9 @@ def test_a_number_that_is_two_codes_is_refused():
 
 
 def test_tables_without_plain_columns_are_refused():
-    frame = pandas.DataFrame([[1, "no"]], columns=pandas.MultiIndex.from_tuples([("x", "a"), ("y", "b")]))
+    frame = pandas.DataFrame(
+        [[1, "no"]], columns=pandas.MultiIndex.from_tuples([("x", "a"), ("y", "b")])
+    )
     with pytest.raises(InputError):
         as_frame(frame)
 
@@ -367,7 +541,12 @@ def test_tables_without_plain_columns_are_refused():
 
 def patients(rows=60):
     generator = np.random.default_rng(0)
-    frame = pandas.DataFrame({"age": generator.integers(20, 90, rows).astype(float), "sex": ["f", "m"] * (rows // 2)})
+    frame = pandas.DataFrame(
+        {
+            "age": generator.integers(20, 90, rows).astype(float),
+            "sex": ["f", "m"] * (rows // 2),
+        }
+    )
     frame["smokes"] = [True, False, False] * (rows // 3)
     frame["clinic"] = ["north", "south", "west"] * (rows // 3)
     frame["state"] = np.where(frame["age"] > 55, "ill", "well")
@@ -387,7 +566,14 @@ DECLARED = {
 
 @pytest.mark.parametrize("devices", [{"device": "clinic"}, {"devices": 5}, {}])
 def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
-    request = FitRequest(patients(), target="state", epsilon=3.0, delta=1e-5, missing="indicator", **devices)
+    request = FitRequest(
+        patients(),
+        target="state",
+        epsilon=3.0,
+        delta=1e-5,
+        missing="indicator",
+        **devices,
+    )
     if "device" not in devices:
         request = request._replace(table=request.table.drop(columns="clinic"))
     request = request._replace(declared=DECLARED)
@@ -396,7 +582,12 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
     pandas.testing.assert_frame_equal(request.table, kept)
     for replaced in range(5):
         table = kept.astype({"sex": object, "smokes": object}).copy()
-        for name, cell in {"age": None, "sex": 7, "smokes": 0.5, "state": "ill"}.items():
+        for name, cell in {
+            "age": None,
+            "sex": 7,
+            "smokes": 0.5,
+            "state": "ill",
+        }.items():
             table.loc[replaced, name] = cell
         _, _, *after = folder._read(request._replace(table=table))
         changed = 0
@@ -409,18 +600,39 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
 
 @pytest.mark.skipif(not FULL, reason="a fit takes some seconds")
 def test_all_that_a_fit_reads_off_the_data_is_listed(tmp_path, monkeypatch):
-    small = {"CLIPS": (0.4,), "TRAVELS": (0.25,), "PRIORS": (4.0,), "ROUNDS": (20,), "DRAWN": 1, "LARGEST_MOMENTS": 0}
+    small = {
+        "CLIPS": (0.4,),
+        "TRAVELS": (0.25,),
+        "PRIORS": (4.0,),
+        "ROUNDS": (20,),
+        "DRAWN": 1,
+        "LARGEST_MOMENTS": 0,
+    }
     for name, values in small.items():
         monkeypatch.setattr(chosen, name, values)
     request = FitRequest(
-        patients(), target="state", epsilon=3.0, delta=1e-5, device="clinic", missing="indicator", seed=0
+        patients(),
+        target="state",
+        epsilon=3.0,
+        delta=1e-5,
+        device="clinic",
+        missing="indicator",
+        seed=0,
     )
     fit = fit_table(request, tmp_path / "fit")
     listed = " ".join(item.text for item in fit.not_covered)
-    for words in ("task", "classes", "kinds of columns: age, sex, smokes", "categories of sex", "range of smokes"):
+    for words in (
+        "task",
+        "classes",
+        "kinds of columns: age, sex, smokes",
+        "categories of sex",
+        "range of smokes",
+    ):
         assert words in listed
     assert "which columns have missing values" in listed
     assert re.search("device holds a row", listed)
     frame = as_frame(request.table)
-    declared = make_schema(frame, target="state", device="clinic", missing="indicator", declared=DECLARED)
+    declared = make_schema(
+        frame, target="state", device="clinic", missing="indicator", declared=DECLARED
+    )
     assert declared.taken == []

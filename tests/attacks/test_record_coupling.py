@@ -39,7 +39,12 @@ def coupled_tangent(theta, x):
     return theta * x
 
 
-coupled_tangent.defjvp(lambda primals, tangents: (primals[0] * primals[1], coupled(primals[1]) * tangents[0]))
+coupled_tangent.defjvp(
+    lambda primals, tangents: (
+        primals[0] * primals[1],
+        coupled(primals[1]) * tangents[0],
+    )
+)
 
 
 @jax.custom_vjp
@@ -47,7 +52,9 @@ def coupled_backwards(theta, x):
     return theta * x
 
 
-coupled_backwards.defvjp(lambda theta, x: (theta * x, x), lambda x, g: (coupled(x) * g, 0.0 * x))
+coupled_backwards.defvjp(
+    lambda theta, x: (theta * x, x), lambda x, g: (coupled(x) * g, 0.0 * x)
+)
 
 
 @jax.custom_vjp
@@ -55,15 +62,21 @@ def coupled_residuals(theta, x):
     return theta * x
 
 
-coupled_residuals.defvjp(lambda theta, x: (theta * x, coupled(x)), lambda x, g: (x * g, 0.0 * x))
+coupled_residuals.defvjp(
+    lambda theta, x: (theta * x, coupled(x)), lambda x, g: (x * g, 0.0 * x)
+)
 
 
 def in_scan(theta, x):
-    return jax.lax.scan(lambda total, _: (total + theta * coupled(x), None), 0.0, None, length=1)[0]
+    return jax.lax.scan(
+        lambda total, _: (total + theta * coupled(x), None), 0.0, None, length=1
+    )[0]
 
 
 def in_while(theta, x):
-    _, last = jax.lax.while_loop(lambda at: at[0] < 1, lambda at: (at[0] + 1, coupled(at[1])), (0, x))
+    _, last = jax.lax.while_loop(
+        lambda at: at[0] < 1, lambda at: (at[0] + 1, coupled(at[1])), (0, x)
+    )
     return theta * jax.lax.stop_gradient(last)
 
 
@@ -88,7 +101,10 @@ shared_by_lowering.def_abstract_eval(lambda x: x)
 shared_by_lowering.def_impl(lambda x: x)
 batching.defvectorized(shared_by_lowering)
 mlir.register_lowering(
-    shared_by_lowering, mlir.lower_fun(lambda x: jnp.broadcast_to(x.sum(), x.shape), multiple_results=False)
+    shared_by_lowering,
+    mlir.lower_fun(
+        lambda x: jnp.broadcast_to(x.sum(), x.shape), multiple_results=False
+    ),
 )
 counter = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
 
@@ -115,7 +131,9 @@ def sums_over_an_axis(theta, x):
 
 OTHERWISE = {
     "primitive of one's own": lambda theta, x: theta * shared_by_lowering.bind(x),
-    "one at a time": lambda theta, x: theta * jax.custom_batching.sequential_vmap(jnp.sin)(x),
+    "one at a time": lambda theta, x: (
+        theta * jax.custom_batching.sequential_vmap(jnp.sin)(x)
+    ),
     "random key": first_record_decides,
     "random bits": first_record_decides_bits,
     "named axis": sums_over_an_axis,
@@ -149,7 +167,10 @@ def test_a_likelihood_that_may_couple_records_is_refused(where):
 
 def test_a_prior_is_refused_likewise():
     with pytest.raises(InputError) as caught:
-        posterior_of(lambda theta, x: theta * x, prior=lambda theta: -0.5 * coupled(theta[0]) ** 2)
+        posterior_of(
+            lambda theta, x: theta * x,
+            prior=lambda theta: -0.5 * coupled(theta[0]) ** 2,
+        )
     assert caught.value.key == "log_prior"
 
 
@@ -184,11 +205,17 @@ rounded_product.defvjp(lambda theta, x: (theta * x, x), lambda x, g: (x * g, 0.0
 
 def independent(theta, x):
     """Calls, loops, branches, derivatives of one's own and random numbers that `vmap` treats record by record."""
-    noise = jax.random.uniform(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), x.astype(jnp.int32)))
+    noise = jax.random.uniform(
+        jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), x.astype(jnp.int32))
+    )
     loop = jax.lax.fori_loop(0, 2, lambda _, at: at / 2, x)
-    total = jax.lax.scan(lambda total, part: (total + part * theta, None), 0.0, loop * jnp.ones(4))[0]
+    total = jax.lax.scan(
+        lambda total, part: (total + part * theta, None), 0.0, loop * jnp.ones(4)
+    )[0]
     branch = jax.lax.cond(x > 0, jnp.cos, jnp.exp, 0 * theta)
-    return jax.checkpoint(jax.jit(rounded_product))(total, branch * (1 + 0 * noise) * jax.nn.relu(1 + 0 * x))
+    return jax.checkpoint(jax.jit(rounded_product))(
+        total, branch * (1 + 0 * noise) * jax.nn.relu(1 + 0 * x)
+    )
 
 
 def test_other_models_are_taken_and_one_record_moves_their_sum_by_its_clip():
@@ -198,7 +225,9 @@ def test_other_models_are_taken_and_one_record_moves_their_sum_by_its_clip():
     def total(first):
         data = jnp.asarray(posterior.data).at[0, 0].set(first)
         holding = dataclasses.replace(posterior, data=data)
-        return holding.unrounded_sum(jnp.zeros(1), jnp.ones(1), jnp.full(1, 1e4), None, jnp.ones(1)).total
+        return holding.unrounded_sum(
+            jnp.zeros(1), jnp.ones(1), jnp.full(1, 1e4), None, jnp.ones(1)
+        ).total
 
     change = np.abs(total(30.0).double - total(-30.0).double)
     assert 1.9 < change <= 2 * (1 + 1e-6)

@@ -44,8 +44,34 @@ CATEGORIES = {
 }
 RANGES = {"size": [-10, 10], "count": [0, 100], "typed": [0, 100]}
 STRANGE = [
-    *("A1010", "", " ", "NA", "None", "nan", "inf", "-inf", "1e999", "9" * 400, "0x10", "1_000", "１", "1,5", "yes"),
-    *("felt 'dizzy' today", 'said "no"', '"', "'", "a\nb", "a;b;c;d;e;f;g;h", "a\tb", "=cmd|' /C calc'!A0", "\ufeff"),
+    *(
+        "A1010",
+        "",
+        " ",
+        "NA",
+        "None",
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "9" * 400,
+        "0x10",
+        "1_000",
+        "１",
+        "1,5",
+        "yes",
+    ),
+    *(
+        "felt 'dizzy' today",
+        'said "no"',
+        '"',
+        "'",
+        "a\nb",
+        "a;b;c;d;e;f;g;h",
+        "a\tb",
+        "=cmd|' /C calc'!A0",
+        "\ufeff",
+    ),
     *(
         None,
         float("nan"),
@@ -64,13 +90,25 @@ STRANGE = [
         2**63,
         10**30,
     ),
-    *(True, False, decimal.Decimal("1.0"), decimal.Decimal("0.10"), np.float32(0.1), np.int8(3), np.bool_(True)),
+    *(
+        True,
+        False,
+        decimal.Decimal("1.0"),
+        decimal.Decimal("0.10"),
+        np.float32(0.1),
+        np.int8(3),
+        np.bool_(True),
+    ),
 ]
 """Cells that the replaced row may have in any column."""
 
 
 def schema_of(frame, classes):
-    columns = {name: {"categories": names} for name, names in CATEGORIES.items() if name in frame}
+    columns = {
+        name: {"categories": names}
+        for name, names in CATEGORIES.items()
+        if name in frame
+    }
     columns |= {name: {"range": ends} for name, ends in RANGES.items() if name in frame}
     declared = {"missing": "indicator", "classes": classes, "columns": columns}
     for column in columns.values():
@@ -84,7 +122,9 @@ def as_csv(rows, names, folder):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
-        writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+        writer.writerows(
+            [["" if cell is None else cell for cell in row] for row in rows]
+        )
     return path
 
 
@@ -98,7 +138,9 @@ def as_nullable(rows, names, folder):
     columns = {}
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
         found = {type(cell) for cell in cells if cell is not None}
-        columns[name] = pandas.Series(list(cells), dtype=types.get(*found, object) if len(found) == 1 else object)
+        columns[name] = pandas.Series(
+            list(cells), dtype=types.get(*found, object) if len(found) == 1 else object
+        )
     return pandas.DataFrame(columns)
 
 
@@ -114,8 +156,13 @@ def as_parquet(rows, names, folder):
 
 def as_polars(rows, names, folder):
     polars = pytest.importorskip("polars", reason="polars is not installed")
-    plain = [[cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in rows]
-    return polars.DataFrame(plain, schema=names, orient="row", strict=False, infer_schema_length=None)
+    plain = [
+        [cell.item() if isinstance(cell, np.generic) else cell for cell in row]
+        for row in rows
+    ]
+    return polars.DataFrame(
+        plain, schema=names, orient="row", strict=False, infer_schema_length=None
+    )
 
 
 def as_polars_parquet(rows, names, folder):
@@ -125,8 +172,15 @@ def as_polars_parquet(rows, names, folder):
 
 def as_npz(rows, names, folder):
     """Features of numbers and text alike make one array of text, which is refused."""
-    features = [[cell for name, cell in zip(names, row, strict=True) if name != "y"] for row in rows]
-    np.savez(folder / "table.npz", X=np.array(features), y=np.array([row[names.index("y")] for row in rows]))
+    features = [
+        [cell for name, cell in zip(names, row, strict=True) if name != "y"]
+        for row in rows
+    ]
+    np.savez(
+        folder / "table.npz",
+        X=np.array(features),
+        y=np.array([row[names.index("y")] for row in rows]),
+    )
     return folder / "table.npz"
 
 
@@ -134,7 +188,11 @@ def read(table, classes):
     """Return the features and the outcomes of a table, or None where it is refused."""
     try:
         frame = as_frame(table)
-        frame = frame.rename(columns={"x0": "size", "x1": "count", "x2": "level"}) if "x0" in frame else frame
+        frame = (
+            frame.rename(columns={"x0": "size", "x1": "count", "x2": "level"})
+            if "x0" in frame
+            else frame
+        )
         schema = schema_of(frame, classes)
         return encode(frame, schema)[0], outcomes(frame, schema)
     except InputError:
@@ -151,8 +209,21 @@ def written(write, rows, names, folder):
         return None
 
 
-WRITERS = [as_csv, as_pandas_csv, as_pandas, as_nullable, as_parquet, as_polars, as_polars_parquet, as_npz]
-LABELS = {"text": (["no", "yes"], ["no", "yes"]), "whole": ([0, 1], [0, 1]), "bool": ([False, True], [True, False])}
+WRITERS = [
+    as_csv,
+    as_pandas_csv,
+    as_pandas,
+    as_nullable,
+    as_parquet,
+    as_polars,
+    as_polars_parquet,
+    as_npz,
+]
+LABELS = {
+    "text": (["no", "yes"], ["no", "yes"]),
+    "whole": ([0, 1], [0, 1]),
+    "bool": ([False, True], [True, False]),
+}
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
@@ -161,15 +232,25 @@ def test_no_row_changes_how_another_is_read(write, tmp_path):
     generator = np.random.default_rng(20361118)
     tried = Counter()
     for _ in range(PAIRS):
-        everything = list(ORDINARY) if write is not as_npz else ["size", "count", "level"]
+        everything = (
+            list(ORDINARY) if write is not as_npz else ["size", "count", "level"]
+        )
         classes, labels = LABELS[generator.choice(list(LABELS))]
         rows = [
-            [*(ORDINARY[name][generator.integers(len(ORDINARY[name]))] for name in everything), label]
+            [
+                *(
+                    ORDINARY[name][generator.integers(len(ORDINARY[name]))]
+                    for name in everything
+                ),
+                label,
+            ]
             for label in generator.permutation(labels * 2).tolist()
         ]
         replaced = int(generator.integers(len(rows)))
         neighbour = [list(row) for row in rows]
-        for column in generator.permutation(len(everything))[: generator.integers(1, 4)]:
+        for column in generator.permutation(len(everything))[
+            : generator.integers(1, 4)
+        ]:
             neighbour[replaced][column] = STRANGE[generator.integers(len(STRANGE))]
         if generator.random() < 0.2:
             neighbour[replaced][-1] = STRANGE[generator.integers(len(STRANGE))]
@@ -184,7 +265,10 @@ def test_no_row_changes_how_another_is_read(write, tmp_path):
         tried["compared"] += 1
         others = np.arange(len(rows)) != replaced
         for part_before, part_after in zip(before, after, strict=True):
-            assert part_before[others].tobytes() == part_after[others].tobytes(), (rows, neighbour)
+            assert part_before[others].tobytes() == part_after[others].tobytes(), (
+                rows,
+                neighbour,
+            )
     assert tried["compared"] >= PAIRS / 20, tried
     print(write.__name__, dict(tried))
 
@@ -201,17 +285,31 @@ ZIPS = ["01067", "04109", "10115", "01067"]
         (["1.0", "2.0", "1.0", "2.0"], ["1.0", "2.0"], "x"),
         (["1e3", "2e3", "1e3", "2e3"], ["1e3", "2e3"], "x"),
         (["+1", "-1", "+1", "-1"], ["+1", "-1"], "x"),
-        (["12345678901234567", "12345678901234569"] * 2, ["12345678901234567", "12345678901234569"], ""),
+        (
+            ["12345678901234567", "12345678901234569"] * 2,
+            ["12345678901234567", "12345678901234569"],
+            "",
+        ),
     ],
 )
-def test_one_cell_of_a_csv_does_not_decide_how_the_others_are_encoded(tmp_path, cells, categories, replacement):
-    declared = {"missing": "indicator", "columns": {"x": {"categories": categories}}, "classes": ["no", "yes"]}
+def test_one_cell_of_a_csv_does_not_decide_how_the_others_are_encoded(
+    tmp_path, cells, categories, replacement
+):
+    declared = {
+        "missing": "indicator",
+        "columns": {"x": {"categories": categories}},
+        "classes": ["no", "yes"],
+    }
     encoded = []
     for last in (cells[-1], replacement):
         table = tmp_path / "t.csv"
-        table.write_text("x,y\n" + "".join(f"{cell},yes\n" for cell in [*cells[:-1], last]))
+        table.write_text(
+            "x,y\n" + "".join(f"{cell},yes\n" for cell in [*cells[:-1], last])
+        )
         frame = as_frame(table)
-        encoded.append(encode(frame, make_schema(frame, target="y", declared=declared))[0])
+        encoded.append(
+            encode(frame, make_schema(frame, target="y", declared=declared))[0]
+        )
     np.testing.assert_array_equal(encoded[0][:-1], encoded[1][:-1])
     np.testing.assert_array_equal(encoded[0][:-1].sum(1), 1)
 
@@ -226,7 +324,11 @@ def test_labels_that_lost_digits_are_refused():
 
 def test_floats_that_lost_digits_are_refused():
     """Integers beside a missing value are stored as floats by pandas, and lose digits above 2⁵³."""
-    declared = {"missing": "indicator", "columns": {"x": {"categories": [2**53 + 1]}}, "classes": ["no", "yes"]}
+    declared = {
+        "missing": "indicator",
+        "columns": {"x": {"categories": [2**53 + 1]}},
+        "classes": ["no", "yes"],
+    }
     exact = pandas.DataFrame({"x": [2**53 + 1, 7], "y": ["no", "yes"]})
     schema = make_schema(exact, target="y", declared=declared)
     assert encode(exact, schema)[0].ravel().tolist() == [1, 0]

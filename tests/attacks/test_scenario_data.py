@@ -45,7 +45,24 @@ LINES = (
     '0.1,0.2,"y', '"0.1,0.2,y', '0.1,"0.2,y', '"a","b","y"', '0.1,0.2,"y" ', '0.1,0.2,"y\ny"', "0.1,0.2,1\n0.3,0.4,1",
     "0.1;0.2;1", "0.1\t0.2\t1", "# 0.1,0.2,1", "\ufeff0.1,0.2,1", "0.1,0.2,1,", "0.1,0.2", "0.1,0.2,1\r0.3,0.4,1",
 )  # fmt: skip
-NUMBERS = (np.nan, np.inf, 1e300, 1e39, 2**53 + 1, 2**63, 2**70, -(2**63), True, "1", "y", b"1", None, 1j, [1.0], 0.1)
+NUMBERS = (
+    np.nan,
+    np.inf,
+    1e300,
+    1e39,
+    2**53 + 1,
+    2**63,
+    2**70,
+    -(2**63),
+    True,
+    "1",
+    "y",
+    b"1",
+    None,
+    1j,
+    [1.0],
+    0.1,
+)
 """Values of a feature or a label in an .npz file, by which NumPy chooses another type for the whole array."""
 
 
@@ -67,7 +84,9 @@ def listed(scenario) -> list[str]:
 def read(scenario):
     """Return features [N, 2] and outcomes [N] as the devices hold them, in the order of the file."""
     posterior, _ = build_posterior(scenario)
-    return posterior.real_rows(posterior.features), posterior.real_rows(posterior.outcomes)
+    return posterior.real_rows(posterior.features), posterior.real_rows(
+        posterior.outcomes
+    )
 
 
 def outcome(scenario, place: int, expected) -> str:
@@ -79,7 +98,9 @@ def outcome(scenario, place: int, expected) -> str:
     others = np.arange(ROWS) != place
     if features.shape != expected[0].shape:
         return "others changed"
-    same = np.array_equal(features[others], expected[0][others]) and np.array_equal(labels[others], expected[1][others])
+    same = np.array_equal(features[others], expected[0][others]) and np.array_equal(
+        labels[others], expected[1][others]
+    )
     return "others unchanged" if same else "others changed"
 
 
@@ -90,17 +111,27 @@ def test_a_line_of_a_csv_changes_no_other(tmp_path, name, header, examples):
     """Where the number of examples is declared; else a line may count as a header, or as none, and this is listed."""
     model = MODELS[name]
     features, labels = rows_of(model)
-    lines = [f"{a!r},{b!r},{label}" for (a, b), label in zip(features, labels, strict=True)]
+    lines = [
+        f"{a!r},{b!r},{label}" for (a, b), label in zip(features, labels, strict=True)
+    ]
     path = tmp_path / "d.csv"
-    scenario = scenario_of(path, **model.keys, **({} if examples is None else {"examples": examples}))
+    scenario = scenario_of(
+        path, **model.keys, **({} if examples is None else {"examples": examples})
+    )
 
     def write(rows):
-        path.write_text("\n".join(([] if header is None else [header]) + rows) + "\n", encoding="utf-8", newline="")
+        path.write_text(
+            "\n".join(([] if header is None else [header]) + rows) + "\n",
+            encoding="utf-8",
+            newline="",
+        )
 
     write(lines)
     expected = read(scenario)
     np.testing.assert_array_equal(expected[0], features)
-    cells = [f"0.1,0.2,{cell}" for cell in CELLS] + [f"{cell},0.2,{labels[0]}" for cell in CELLS]
+    cells = [f"0.1,0.2,{cell}" for cell in CELLS] + [
+        f"{cell},0.2,{labels[0]}" for cell in CELLS
+    ]
     counts = Counter()
     for place in PLACES:
         for nasty in (*cells, *LINES):
@@ -109,7 +140,9 @@ def test_a_line_of_a_csv_changes_no_other(tmp_path, name, header, examples):
     assert ("posterior.examples" in listed(scenario)) == (examples is None)
     assert examples is None or counts["others changed"] == 0
     assert counts.total() == len(PLACES) * (2 * len(CELLS) + len(LINES))
-    assert counts["others unchanged"] >= 10  # among them rows that are fine, so that the test sees some
+    assert (
+        counts["others unchanged"] >= 10
+    )  # among them rows that are fine, so that the test sees some
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,7 +164,9 @@ def test_a_row_of_an_archive_changes_no_other(tmp_path, name):
                 try:
                     stored = {key: np.array(rows) for key, rows in arrays.items()}
                 except ValueError:  # rows of different length are no array at all
-                    stored = {key: np.array(rows, object) for key, rows in arrays.items()}
+                    stored = {
+                        key: np.array(rows, object) for key, rows in arrays.items()
+                    }
                 np.savez(path, **stored)
                 counts[outcome(scenario, place, expected)] += 1
     assert counts["others changed"] == 0
@@ -152,7 +187,9 @@ def test_the_number_of_examples_decides_whether_there_is_a_header(tmp_path):
         load_data(path, "inferred")
     declared, _ = load_data(path, "text", examples=3)
     assert declared.y.tolist() == ["y", "n", "y"]
-    path.write_text("0,1,y\n1.0,2.0,0\n3.0,4.0,1\n")  # as pandas writes columns without names
+    path.write_text(
+        "0,1,y\n1.0,2.0,0\n3.0,4.0,1\n"
+    )  # as pandas writes columns without names
     numbered, names = load_data(path, "inferred")
     assert (numbered.y.tolist(), names) == ([0.0, 1.0], ("0", "1"))
 
@@ -182,7 +219,9 @@ def test_declared_labels_are_read_by_their_declaration(tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_of_a_device_changes_no_other(tmp_path, name):
     """What a device reads from its own data.npz, with the classes that the federation has declared."""
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+    pytest.importorskip(
+        "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+    )
     from wflmc.apps.federation.device import read_posterior
 
     model = MODELS[name]
@@ -190,7 +229,9 @@ def test_a_row_of_a_device_changes_no_other(tmp_path, name):
     about: dict[str, Any] = {"intercept": False, "prior_std": 1.0}
     if model.keys["model"] == "softmax":
         about["classes"] = list(model.labels)
-    (tmp_path / "model.json").write_text(json.dumps({"model": about, "whitening": None, "prior_on": "parameters"}))
+    (tmp_path / "model.json").write_text(
+        json.dumps({"model": about, "whitening": None, "prior_on": "parameters"})
+    )
     path = tmp_path / "data.npz"
     np.savez(path, X=features, y=labels)
     expected = read_posterior(tmp_path)

@@ -54,7 +54,10 @@ def test_a_ledger_that_was_cut_is_refused(people, lines):
     """Knows the file, cuts its last lines off, and had the budget of those rounds again: 0.9 + 0.9 of 1."""
     cut(people, lines)
     kept = people.read_bytes(), anchor_path(people).read_bytes()
-    with pytest.raises(InputError, match=rf"with {lines} lines?' .* people.jsonl.head counts 4\. Restore .* delete"):
+    with pytest.raises(
+        InputError,
+        match=rf"with {lines} lines?' .* people.jsonl.head counts 4\. Restore .* delete",
+    ):
         opened(people)
     with pytest.raises(InputError, match="counts 4"):
         Ledger(PROMISE, 2, path=people, read_only=True)
@@ -72,19 +75,29 @@ def test_a_ledger_that_is_cut_in_use_is_refused(people):
 def test_a_ledger_cut_and_continued_is_refused(people, tmp_path):
     """Cuts the file, lets a run grow it beyond its old length beside another anchor, and puts the old anchor back."""
     old = anchor_path(people).read_text()
-    anchor_path(people).write_text(json.dumps({**json.loads(old), "lines": 1, "chain": opened(people).chains[0]}))
+    anchor_path(people).write_text(
+        json.dumps({**json.loads(old), "lines": 1, "chain": opened(people).chains[0]})
+    )
     cut(people, 1)
     opened(people).charge("b", 0, np.full((5, 2), 0.1 * BUDGET))
     anchor_path(people).write_text(old)
-    hashes = json.loads(lines_of(people)[3])["chain"][:12], json.loads(old)["chain"][:12]
-    with pytest.raises(InputError, match=rf"hash {hashes[0]}… in line 4' .* that line has {hashes[1]}…"):
+    hashes = (
+        json.loads(lines_of(people)[3])["chain"][:12],
+        json.loads(old)["chain"][:12],
+    )
+    with pytest.raises(
+        InputError, match=rf"hash {hashes[0]}… in line 4' .* that line has {hashes[1]}…"
+    ):
         opened(people)
 
 
 def test_a_ledger_without_its_anchor_is_refused(people):
     """Cuts the file and deletes the anchor, as if the ledger were from before there were anchors."""
     anchor_path(people).unlink()
-    with pytest.raises(InputError, match=r"with 4 lines' .* its anchor people.jsonl.head, which is missing"):
+    with pytest.raises(
+        InputError,
+        match=r"with 4 lines' .* its anchor people.jsonl.head, which is missing",
+    ):
         opened(people)
 
 
@@ -139,7 +152,11 @@ def test_a_disk_without_room_for_the_anchor_takes_the_lines_back(people, monkeyp
 
 def test_many_at_once_and_killed_at_any_moment_stay_anchored(tmp_path, monkeypatch):
     """Eight writers, a third of whose anchors are never written: every line is there once, and none is doubted."""
-    path, save, chance = tmp_path / "people.jsonl", Anchor.save, np.random.default_rng(0)
+    path, save, chance = (
+        tmp_path / "people.jsonl",
+        Anchor.save,
+        np.random.default_rng(0),
+    )
     paid, failed = [], []
 
     def perhaps(self, ledger):
@@ -167,13 +184,28 @@ def test_many_at_once_and_killed_at_any_moment_stay_anchored(tmp_path, monkeypat
     monkeypatch.undo()
     assert not failed
     ledger = opened(path)
-    assert all(ledger.paid(f"run {writer}", number) is not None for writer, number in paid)
+    assert all(
+        ledger.paid(f"run {writer}", number) is not None for writer, number in paid
+    )
     assert len(ledger.entries) == len(lines_of(path)) - 1
-    assert Anchor.of(path) == Anchor(len(lines_of(path)), ledger.chain, Anchor.of(path).salt)
+    assert Anchor.of(path) == Anchor(
+        len(lines_of(path)), ledger.chain, Anchor.of(path).salt
+    )
 
 
 def test_a_ledger_from_before_anchors_is_refused(tmp_path):
     path = tmp_path / "people.jsonl"
-    path.write_text(json.dumps({"ledger": 1, "subject": "them", "devices": 2, "unit": "device", "chain": ""}) + "\n")
+    path.write_text(
+        json.dumps(
+            {
+                "ledger": 1,
+                "subject": "them",
+                "devices": 2,
+                "unit": "device",
+                "chain": "",
+            }
+        )
+        + "\n"
+    )
     with pytest.raises(InputError, match="a ledger of version 2, which has an anchor"):
         opened(path)

@@ -21,7 +21,13 @@ import wflmc
 from wflmc import channel
 from wflmc.apps import audit
 from wflmc.apps.audit import summation
-from wflmc.apps.audit.summation import change, linear_terms, neighbours, pairs, softmax_terms
+from wflmc.apps.audit.summation import (
+    change,
+    linear_terms,
+    neighbours,
+    pairs,
+    softmax_terms,
+)
 
 from ..conftest import FULL, count
 
@@ -83,8 +89,14 @@ def worst_of(model, terms, away, devices):
     found = []
     for sides in islice(pairs(terms, 1 / norm, away), count(3, 99)):
         pair = [make(side, devices) for side in sides]
-        less = pair[0].rounding(*(np.full(devices, limit) for limit in limits)).total * 2 / (1 - away)
-        found += [change(pair, *limits, chains=number, rounding=less) for number in chains]
+        less = (
+            pair[0].rounding(*(np.full(devices, limit) for limit in limits)).total
+            * 2
+            / (1 - away)
+        )
+        found += [
+            change(pair, *limits, chains=number, rounding=less) for number in chains
+        ]
     return max(found) / (1 - away)
 
 
@@ -110,21 +122,30 @@ def test_the_neighbours_are_neighbours_and_break_a_plain_sum(terms, size, away):
     assert np.max(np.abs([one, other])) <= size
     np.testing.assert_array_equal(one[1:], other[1:])
     assert (one[0] > 0.98 * size, other[0]) == (True, away * one[0])
-    plain = [np.cumsum(side.astype(np.float32), dtype=np.float32)[-1] for side in (one, other)]
+    plain = [
+        np.cumsum(side.astype(np.float32), dtype=np.float32)[-1]
+        for side in (one, other)
+    ]
     assert (plain[0] - plain[1]) / (one[0] - other[0]) > (6 if terms == 40_000 else 1)
 
 
 @pytest.fixture(scope="module")
 def plan_of_many_records():
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=1, examples=40_000, dim=1)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=1, examples=40_000, dim=1
+    )
     promise = wflmc.Privacy(1, 1e-5, 1e3, unit="record", example_clip=9.0)
     link = wflmc.Link(channel.static(1.0), snr_db=60)
-    return posterior, wflmc.plan(posterior, link, promise, step_size=0.1 / posterior.L, burn_in=1, samples=1)
+    return posterior, wflmc.plan(
+        posterior, link, promise, step_size=0.1 / posterior.L, burn_in=1, samples=1
+    )
 
 
 def test_an_audit_tries_it_and_says_so(plan_of_many_records):
     posterior, plan = plan_of_many_records
-    report = audit.audit(jax.random.key(0), plan, posterior, trials=1000, attacks=["summation"])
+    report = audit.audit(
+        jax.random.key(0), plan, posterior, trials=1000, attacks=["summation"]
+    )
     assert report.consistent, str(report)
     (found,) = report.sums
     assert (found.name, found.terms) == ("sum over records", 40_000)
@@ -139,12 +160,21 @@ def test_an_audit_finds_a_plain_sum(plan_of_many_records, monkeypatch):
 
     def plainly(pair, clip, example_clip, gain, chains, rounding):
         del clip, example_clip, chains, rounding
-        terms = [(side.target[0] * side.features[0, :, 0]).astype(np.float32) for side in pair]
-        return gain * abs(float(np.subtract(*[np.cumsum(side, dtype=np.float32)[-1] for side in terms])))
+        terms = [
+            (side.target[0] * side.features[0, :, 0]).astype(np.float32)
+            for side in pair
+        ]
+        return gain * abs(
+            float(
+                np.subtract(*[np.cumsum(side, dtype=np.float32)[-1] for side in terms])
+            )
+        )
 
     monkeypatch.setattr(summation, "change", plainly)
     posterior, plan = plan_of_many_records
-    report = audit.audit(jax.random.key(0), plan, posterior, trials=1000, attacks=["summation"])
+    report = audit.audit(
+        jax.random.key(0), plan, posterior, trials=1000, attacks=["summation"]
+    )
     assert not report.consistent
     assert report.sums[0].ratio > 6
     assert "BROKEN: in the sum over records" in report.verdict

@@ -44,7 +44,11 @@ class Choice(NamedTuple):
         heads, tails = int(self.heads * length), int(self.tails * length)
         half_spacing = 2.0 ** np.floor(np.log2(max(heads, 1))) * 2.0**-24
         known = np.concatenate(
-            [np.ones(heads), np.full(length - heads - tails, -self.drift * half_spacing), -np.ones(tails)]
+            [
+                np.ones(heads),
+                np.full(length - heads - tails, -self.drift * half_spacing),
+                -np.ones(tails),
+            ]
         )
         rng = np.random.default_rng(self.chance)
         if self.chance % 2:
@@ -60,7 +64,12 @@ class Choice(NamedTuple):
         """One near to it."""
         fresh = random_choice(rng)
         keep = rng.random(len(self)) < 0.6
-        return Choice(*(old if kept else new for old, new, kept in zip(self, fresh, keep, strict=True)))
+        return Choice(
+            *(
+                old if kept else new
+                for old, new, kept in zip(self, fresh, keep, strict=True)
+            )
+        )
 
 
 def random_choice(rng: np.random.Generator) -> Choice:
@@ -77,12 +86,16 @@ def random_choice(rng: np.random.Generator) -> Choice:
 
 def linear(terms, devices):
     rows = np.full((terms.size, 1), FEATURE)
-    return wflmc.gaussian_regression(jax.random.key(0), devices, X=rows, y=-terms / FEATURE, partition="blocks")
+    return wflmc.gaussian_regression(
+        jax.random.key(0), devices, X=rows, y=-terms / FEATURE, partition="blocks"
+    )
 
 
 def classes(terms, devices):
     size, label = 2**0.5 * np.abs(terms)[:, None], (terms > 0).astype(int)
-    return wflmc.softmax_regression(jax.random.key(0), devices, classes=2, X=size, y=label, partition="blocks")
+    return wflmc.softmax_regression(
+        jax.random.key(0), devices, classes=2, X=size, y=label, partition="blocks"
+    )
 
 
 def _likelihood(theta, term):
@@ -95,7 +108,14 @@ def _prior(theta):
 
 def own(terms, devices, batch=None):
     data = np.asarray(terms, np.float32)
-    given = {"initial": jnp.zeros(2), "devices": devices, "partition": "blocks", "mu": 1.0, "L": 1.0, "batch": batch}
+    given = {
+        "initial": jnp.zeros(2),
+        "devices": devices,
+        "partition": "blocks",
+        "mu": 1.0,
+        "L": 1.0,
+        "batch": batch,
+    }
     return wflmc.posterior_from(_likelihood, _prior, data, **given)
 
 
@@ -105,14 +125,24 @@ def batches(terms, devices):
 
 @jax.jit
 def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
-    return posterior.unrounded_sum(theta, weight, clip, key=key, example_clip=example_clip).total
+    return posterior.unrounded_sum(
+        theta, weight, clip, key=key, example_clip=example_clip
+    ).total
 
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
     """The largest change that the search finds, over what is paid for."""
-    rng, best, found = np.random.default_rng(length), random_choice(np.random.default_rng(0)), -1.0
+    rng, best, found = (
+        np.random.default_rng(length),
+        random_choice(np.random.default_rng(0)),
+        -1.0,
+    )
     paid = 2 * min(clip, example_clip)
-    known = [neighbours(length, 1.0, -1.0, lanes) for lanes in (1, 8) if length >= SHORTEST * lanes]
+    known = [
+        neighbours(length, 1.0, -1.0, lanes)
+        for lanes in (1, 8)
+        if length >= SHORTEST * lanes
+    ]
     for turn in range(len(known), len(known) + tries):
         choice = best.changed(rng) if turn % 3 else random_choice(rng)
         sides = known.pop() if known else choice.terms(length)
@@ -120,7 +150,9 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
         clips = np.full(devices, clip), np.full(devices, example_clip)
         less = 1 + pair[0].rounding(*clips).total
         limit = None if np.isinf(example_clip) else np.float32(clips[1] / less)
-        theta = np.zeros((devices, pair[0].dim) if own_theta else pair[0].dim, np.float32)
+        theta = np.zeros(
+            (devices, pair[0].dim) if own_theta else pair[0].dim, np.float32
+        )
         key = jax.random.key(0) if getattr(pair[0], "batch", None) else None
         weight = np.ones(devices, np.float32)
         sums = [
@@ -161,7 +193,10 @@ def test_devices(make, devices):
 def test_devices_of_few_rows(rows):
     devices = count(300, 5000)
     for clip, example_clip in ((5.0, np.inf), (5.0, 1.0), (0.5, 1.0)):
-        assert largest(classes, rows * devices, devices, clip, example_clip, count(2, 60)) <= 1
+        assert (
+            largest(classes, rows * devices, devices, clip, example_clip, count(2, 60))
+            <= 1
+        )
 
 
 def test_devices_that_hear_unlike_broadcasts():
@@ -186,7 +221,10 @@ def test_devices_of_unlike_clips(make, ratio):
         less = 1 + pair[0].rounding(clips, np.full(devices, np.inf)).total
         given = np.ones(devices, np.float32), np.float32(clips / less), None, None
         one, other = (
-            added(side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given).double for side in pair
+            added(
+                side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given
+            ).double
+            for side in pair
         )
         worst = max(worst, float(np.linalg.norm(one - other)) / 2)
     assert worst <= 1

@@ -19,7 +19,12 @@ def planned(posterior, privacy=None, rounds=20, **keywords):
     promise = privacy or wflmc.Privacy(8, 0.01, 30)
     step_size = 0.4 / (posterior.mu + posterior.L)
     return wflmc.plan(
-        posterior, link, promise, **grouped(step_size=step_size, burn_in=rounds // 2, samples=rounds // 2, **keywords)
+        posterior,
+        link,
+        promise,
+        **grouped(
+            step_size=step_size, burn_in=rounds // 2, samples=rounds // 2, **keywords
+        ),
     )
 
 
@@ -29,26 +34,44 @@ def names(report):
 
 SCHEMES = {
     "record": {"privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=9)},
-    "record beyond the device's clip": {"privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=90)},
-    "device or silence": {"privacy": wflmc.Privacy(8, 0.01, 30, adjacency="add-remove")},
+    "record beyond the device's clip": {
+        "privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=90)
+    },
+    "device or silence": {
+        "privacy": wflmc.Privacy(8, 0.01, 30, adjacency="add-remove")
+    },
     "example or an empty one": {
-        "privacy": wflmc.Privacy(8, 0.01, 30, unit="record", example_clip=45, adjacency="add-remove")
+        "privacy": wflmc.Privacy(
+            8, 0.01, 30, unit="record", example_clip=45, adjacency="add-remove"
+        )
     },
     "noiseless-dp": {"power": "noiseless-dp"},
     "unlike devices": {
-        "privacy": wflmc.Privacy([1, 2, 4, 8, 8, 8], [0.01] * 5 + [0.05], [10, 20, 30, 40, 50, 60]),
+        "privacy": wflmc.Privacy(
+            [1, 2, 4, 8, 8, 8], [0.01] * 5 + [0.05], [10, 20, 30, 40, 50, 60]
+        ),
         "link": wflmc.Link(channel.rayleigh(0.01), snr_db=20),
     },
-    "channels known badly": {"link": wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.2)},
+    "channels known badly": {
+        "link": wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.2)
+    },
     "silent rounds": {"link": wflmc.Link(channel.rayleigh(1e-4), snr_db=10)},
 }
 
 
 RECORD = SCHEMES["record"]["privacy"]
-SOFTMAX = [(6, RECORD, 20), (120, None, 20), *([(6, None, 20), (120, RECORD, 20)] if FULL else [])]
+SOFTMAX = [
+    (6, RECORD, 20),
+    (120, None, 20),
+    *([(6, None, 20), (120, RECORD, 20)] if FULL else []),
+]
 LONG = [(120, None, 600), (120, RECORD, 1000), (6, RECORD, 300), (6, None, 1000)]
 
 
 def softmax_of(examples, promise, rounds):
-    posterior = wflmc.softmax_regression(jax.random.key(0), devices=6, examples=examples, dim=2, classes=3)
-    return posterior, planned(posterior, promise, rounds, link=wflmc.Link(channel.static(1.0), snr_db=60))
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), devices=6, examples=examples, dim=2, classes=3
+    )
+    return posterior, planned(
+        posterior, promise, rounds, link=wflmc.Link(channel.static(1.0), snr_db=60)
+    )

@@ -13,7 +13,13 @@ from wflmc import channel
 from wflmc.apps import audit
 from wflmc.apps.audit import attack
 from wflmc.apps.audit.canary import canary_pair
-from wflmc.apps.audit.run import counting_threshold, epsilon_by_counting, largest_mu, mu_lower, rate_upper
+from wflmc.apps.audit.run import (
+    counting_threshold,
+    epsilon_by_counting,
+    largest_mu,
+    mu_lower,
+    rate_upper,
+)
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count
@@ -21,28 +27,46 @@ from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, planned, softmax_o
 
 
 def test_rates_are_those_of_clopper_and_pearson():
-    for errors, trials, risk in [(0, 50, 0.01), (3, 50, 0.004), (500, 1000, 0.1), (49, 50, 0.05), (50, 50, 0.05)]:
-        by_scipy = stats.binomtest(errors, trials).proportion_ci(1 - 2 * risk, "exact").high
+    for errors, trials, risk in [
+        (0, 50, 0.01),
+        (3, 50, 0.004),
+        (500, 1000, 0.1),
+        (49, 50, 0.05),
+        (50, 50, 0.05),
+    ]:
+        by_scipy = (
+            stats.binomtest(errors, trials).proportion_ci(1 - 2 * risk, "exact").high
+        )
         assert rate_upper(errors, trials, risk) == pytest.approx(by_scipy, rel=1e-9)
     pair = rate_upper([3, 7], 50, 0.005)
-    assert pair == pytest.approx([stats.beta.ppf(0.995, k + 1, 50 - k) for k in (3, 7)], rel=1e-9)
+    assert pair == pytest.approx(
+        [stats.beta.ppf(0.995, k + 1, 50 - k) for k in (3, 7)], rel=1e-9
+    )
 
 
 def test_rates_hold_as_often_as_they_say():
     rng = np.random.default_rng(0)
     for rate in (0.5, 0.02):
         seen = rng.binomial(1000, rate, size=20_000)
-        assert np.mean(rate_upper(seen, 1000, 0.05) < rate) <= 0.05 + 3 * np.sqrt(0.05 / 20_000)
+        assert np.mean(rate_upper(seen, 1000, 0.05) < rate) <= 0.05 + 3 * np.sqrt(
+            0.05 / 20_000
+        )
 
 
 def test_lower_bounds_of_perfect_knowledge():
     """With the true error rates of a Gaussian mechanism, μ is found exactly and counting stays below ε."""
     for mu in (0.2, 1.0, 3.0, 8.0):
         for cut in (-0.5, 0.0, 1.0):
-            rates = float(stats.norm.sf(cut + mu / 2)), float(stats.norm.cdf(cut - mu / 2))
+            rates = (
+                float(stats.norm.sf(cut + mu / 2)),
+                float(stats.norm.cdf(cut - mu / 2)),
+            )
             assert mu_lower(*rates) == pytest.approx(mu, rel=1e-9)
             for delta in (1e-5, 0.01):
-                assert epsilon_by_counting(*rates, delta) <= float(epsilon_spent(mu**2 / 2, delta)) + 1e-9
+                assert (
+                    epsilon_by_counting(*rates, delta)
+                    <= float(epsilon_spent(mu**2 / 2, delta)) + 1e-9
+                )
     assert mu_lower(0.6, 0.6) == 0
     assert epsilon_by_counting(1.0, 1.0, 0.01) == 0
 
@@ -58,7 +82,9 @@ def test_the_threshold_for_counting_is_the_best_of_its_kind():
 
     def proven(cut):
         rates = [stats.norm.sf(cut + mu / 2), stats.norm.cdf(cut - mu / 2)]
-        return epsilon_by_counting(*(rate_upper(trials * r, trials, risk / 2) for r in rates), delta)
+        return epsilon_by_counting(
+            *(rate_upper(trials * r, trials, risk / 2) for r in rates), delta
+        )
 
     best = counting_threshold(mu, trials, delta, risk)
     assert proven(best) >= max(proven(cut) for cut in np.linspace(0, 6, 100)) - 1e-3
@@ -74,7 +100,12 @@ def test_windows_are_runs_of_rounds_within_the_limit():
         if not loss.any():
             assert mask.all()
             continue
-        runs = [loss[i:j].sum() for i in range(12) for j in range(i + 1, 13) if 0 < loss[i:j].sum() <= limit]
+        runs = [
+            loss[i:j].sum()
+            for i in range(12)
+            for j in range(i + 1, 13)
+            if 0 < loss[i:j].sum() <= limit
+        ]
         best = max(runs, default=loss[loss > 0].min())
         assert loss[mask].sum() == pytest.approx(best)
 
@@ -84,10 +115,16 @@ def test_differences_cancel_what_they_should():
     signal, gain = rng.normal(size=(3, 9)), rng.uniform(1, 2, 9)
     mask = np.ones(9, dtype=bool)
     mask[4] = False
-    plain, scaled = attack.differences(signal, mask), attack.differences(signal, mask, gain=gain)
+    plain, scaled = (
+        attack.differences(signal, mask),
+        attack.differences(signal, mask, gain=gain),
+    )
     np.testing.assert_allclose(plain.sum(1), 0, atol=1e-12)
     np.testing.assert_allclose(scaled @ gain, 0, atol=1e-12)
-    for weight in (plain, scaled):  # the part of the signal that is left, so that it is its own matched filter
+    for weight in (
+        plain,
+        scaled,
+    ):  # the part of the signal that is left, so that it is its own matched filter
         np.testing.assert_allclose((weight * signal).sum(1), (weight**2).sum(1))
         assert not weight[:, 4].any()
     one, two = attack.pairs(mask, 1)
@@ -100,13 +137,26 @@ def test_differences_cancel_what_they_should():
 POINTS = [(1, 1e-5, 30), (8, 0.01, 30), (15, 0.01, 30), (50, 0.1, 60)]
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "clip"), POINTS if FULL else [POINTS[0], POINTS[-1]])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "clip"), POINTS if FULL else [POINTS[0], POINTS[-1]]
+)
 def test_the_audit_comes_close_to_what_is_spent(posterior, epsilon, delta, clip):
     """The Gaussian study at 30 dB, spending its whole budget; a million trials in the full suite."""
     promise = wflmc.Privacy(epsilon, delta, clip)
-    plan = planned(posterior, promise, rounds=100, link=wflmc.Link(channel.rayleigh(0.01), snr_db=30))
+    plan = planned(
+        posterior,
+        promise,
+        rounds=100,
+        link=wflmc.Link(channel.rayleigh(0.01), snr_db=30),
+    )
     attacks = audit.ATTACKS if FULL else ["constant", "turning"]
-    report = audit.audit(jax.random.key(0), plan, posterior, trials=count(200_000, 1_000_000), attacks=attacks)
+    report = audit.audit(
+        jax.random.key(0),
+        plan,
+        posterior,
+        trials=count(200_000, 1_000_000),
+        attacks=attacks,
+    )
     assert report.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert report.epsilon == pytest.approx(plan.epsilon_spent)
     assert report.consistent
@@ -133,8 +183,13 @@ def test_error_rates_are_those_of_the_claim(few):
 
 
 def test_the_unit_of_noise_does_not_matter(few):
-    links = [wflmc.Link(channel.static(0.01), snr_db=40, noise_power=power) for power in (1.0, 1e-6)]
-    reports = [audit.audit(KEY, planned(few, link=link), trials=TRIALS) for link in links]
+    links = [
+        wflmc.Link(channel.static(0.01), snr_db=40, noise_power=power)
+        for power in (1.0, 1e-6)
+    ]
+    reports = [
+        audit.audit(KEY, planned(few, link=link), trials=TRIALS) for link in links
+    ]
     for one, two in zip(*(report.tests for report in reports), strict=True):
         assert abs(one.false_positives - two.false_positives) <= 3
         assert one.mu_claimed == pytest.approx(two.mu_claimed)
@@ -143,7 +198,11 @@ def test_the_unit_of_noise_does_not_matter(few):
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_kind_of_plan_holds(few, name):
     plan = planned(few, **SCHEMES[name])
-    attacks = audit.ATTACKS if FULL or name in ("record", "silent rounds") else ("constant", "devices")
+    attacks = (
+        audit.ATTACKS
+        if FULL or name in ("record", "silent rounds")
+        else ("constant", "devices")
+    )
     report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=attacks)
     assert report.consistent, str(report)
     assert report.ratio > 0.7
@@ -151,21 +210,35 @@ def test_every_kind_of_plan_holds(few, name):
     found = {test.name for test in report.tests}
     by_record = plan.privacy.unit == "record" and "record" in attacks
     assert ("record on a device that is clipped" in found) == by_record
-    assert ("rounds of silence" in found) == bool(np.any(plan.weight[:, report.device] == 0))
+    assert ("rounds of silence" in found) == bool(
+        np.any(plan.weight[:, report.device] == 0)
+    )
 
 
-@pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else [SOFTMAX[0], LONG[0]])
+@pytest.mark.parametrize(
+    ("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else [SOFTMAX[0], LONG[0]]
+)
 def test_softmax_models_hold(examples, promise, rounds):
     """Few rows and many rows are worked out in different ways; examples are clipped in both, in every round."""
     posterior, plan = softmax_of(examples, promise, rounds)
     goal = attack.attack_target(plan)
     sides = canary_pair(posterior, goal.device, attack.RAW * 30)
-    slow, start = attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)), jnp.zeros((rounds, 6))
-    one, two = (attack.transmitted(side.on_accelerator(1, 2.0**30), slow, start).double for side in sides)
-    np.testing.assert_allclose(
-        np.linalg.norm(one - two, axis=1), 2 * goal.signal[:, goal.device], rtol=1e-4 + plan.rounding
+    slow, start = (
+        attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)),
+        jnp.zeros((rounds, 6)),
     )
-    report = audit.audit_model(KEY, plan, posterior, trials=8000 if FULL or rounds < 100 else 2000)
+    one, two = (
+        attack.transmitted(side.on_accelerator(1, 2.0**30), slow, start).double
+        for side in sides
+    )
+    np.testing.assert_allclose(
+        np.linalg.norm(one - two, axis=1),
+        2 * goal.signal[:, goal.device],
+        rtol=1e-4 + plan.rounding,
+    )
+    report = audit.audit_model(
+        KEY, plan, posterior, trials=8000 if FULL or rounds < 100 else 2000
+    )
     assert report.consistent
     assert report.ratio > 0.8
     assert report.tests[0].rounds == rounds
@@ -173,8 +246,15 @@ def test_softmax_models_hold(examples, promise, rounds):
 
 def test_false_alarms_are_rare(few):
     """Of 20 audits at 90 % confidence two may be wrong; sharing the risk makes it fewer."""
-    plan, keys, attacks = planned(few), jax.random.split(KEY, 20), ["constant", "turning"]
-    found = [audit.audit(key, plan, trials=1000, confidence=0.9, attacks=attacks) for key in keys]
+    plan, keys, attacks = (
+        planned(few),
+        jax.random.split(KEY, 20),
+        ["constant", "turning"],
+    )
+    found = [
+        audit.audit(key, plan, trials=1000, confidence=0.9, attacks=attacks)
+        for key in keys
+    ]
     assert sum(not report.consistent for report in found) <= 2
 
 
@@ -212,7 +292,11 @@ def test_nothing_is_promised_without_clipping(few):
 def test_progress_and_a_device_of_choice(few):
     seen = []
     report = audit.audit(
-        KEY, planned(few), trials=TRIALS, device=3, progress=lambda done, total: seen.append((done, total))
+        KEY,
+        planned(few),
+        trials=TRIALS,
+        device=3,
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert report.device == 3
     assert {test.device for test in report.tests if test.name != "every device"} == {3}

@@ -27,7 +27,9 @@ softmax_rows = sys.modules["wflmc.sums.softmax_rows"]
 clipping = sys.modules["wflmc.sums.clipping"]
 
 
-only_full = pytest.mark.skipif(not FULL, reason="other mistakes of its kind are tried: make test-full runs it")
+only_full = pytest.mark.skipif(
+    not FULL, reason="other mistakes of its kind are tried: make test-full runs it"
+)
 
 
 @pytest.fixture
@@ -35,8 +37,17 @@ def mutate(monkeypatch):
     """Put a mutant in the place of a function, wherever in the package it is known."""
 
     def change(function, mutant):
-        modules = [module for name, module in list(sys.modules.items()) if name.startswith("wflmc")]
-        places = [(m, name) for m in modules for name, value in list(vars(m).items()) if value is function]
+        modules = [
+            module
+            for name, module in list(sys.modules.items())
+            if name.startswith("wflmc")
+        ]
+        places = [
+            (m, name)
+            for m in modules
+            for name, value in list(vars(m).items())
+            if value is function
+        ]
         assert places
         for module, name in places:
             monkeypatch.setattr(module, name, mutant)
@@ -72,7 +83,9 @@ def with_rounds(**changes):
 
     def change(now):
         values = {name: value(now.rounds) for name, value in changes.items()}
-        return dataclasses.replace(now, rounds=dataclasses.replace(now.rounds, **values))
+        return dataclasses.replace(
+            now, rounds=dataclasses.replace(now.rounds, **values)
+        )
 
     return change
 
@@ -119,7 +132,11 @@ def test_server_noise_counted_as_privacy(plan, monkeypatch):
     honest = wflmc.Plan.loss
 
     def with_server_noise(self):
-        share = self.noise_power * (self.step_size * self.scale / self.gain) ** 2 / self.noise_variance
+        share = (
+            self.noise_power
+            * (self.step_size * self.scale / self.gain) ** 2
+            / self.noise_variance
+        )
         return honest.fget(self) * share[:, None]
 
     monkeypatch.setattr(wflmc.Plan, "loss", property(with_server_noise))
@@ -138,33 +155,48 @@ def test_wrong_adjacency(plan, mutate):
 
 
 @pytest.mark.parametrize("name", ["device", "record"])
-def test_the_loss_of_add_remove_for_neighbours_by_replacement(plan, record_plan, monkeypatch, name):
+def test_the_loss_of_add_remove_for_neighbours_by_replacement(
+    plan, record_plan, monkeypatch, name
+):
     attacked = plan if name == "device" else record_plan
     honest = wflmc.Privacy.half_change
     monkeypatch.setattr(
         wflmc.Privacy,
         "half_change",
-        lambda self, *clips: honest(dataclasses.replace(self, adjacency="add-remove"), *clips),
+        lambda self, *clips: honest(
+            dataclasses.replace(self, adjacency="add-remove"), *clips
+        ),
     )
-    assert "matched filter" in names(audit.audit(KEY, attacked, trials=TRIALS, attacks=["constant"]))
+    assert "matched filter" in names(
+        audit.audit(KEY, attacked, trials=TRIALS, attacks=["constant"])
+    )
 
 
 def test_channels_known_worse_than_the_plan_was_made_for(few, plan):
     """A naive plan where devices arrive up to 1/(1 − 0.1) times as strong; and one that was made for it."""
     report = audit.audit(KEY, plan, trials=TRIALS, csi_error=0.1, attacks=["constant"])
     assert "matched filter" in names(report)
-    aware = planned(few, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1))
+    aware = planned(
+        few, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1)
+    )
     assert audit.audit(KEY, aware, trials=TRIALS, attacks=["constant"]).consistent
 
 
 def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
     """Whoever has another model gives the two neighbours; here two devices' worth of data, which no claim covers."""
-    sides = [dataclasses.replace(few, linear=few.linear + sign * 1e5 * np.eye(6, 5)) for sign in (1, -1)]
+    sides = [
+        dataclasses.replace(few, linear=few.linear + sign * 1e5 * np.eye(6, 5))
+        for sign in (1, -1)
+    ]
     assert not audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).consistent
     one = np.zeros((6, 5))
     one[0, 0] = 1e5
-    sides = [dataclasses.replace(few, linear=few.linear + sign * one) for sign in (1, -1)]
-    assert audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).ratio == pytest.approx(0.95, abs=0.05)
+    sides = [
+        dataclasses.replace(few, linear=few.linear + sign * one) for sign in (1, -1)
+    ]
+    assert audit.audit_pair(
+        KEY, plan, *sides, device=0, trials=20_000
+    ).ratio == pytest.approx(0.95, abs=0.05)
     with pytest.raises(wflmc.InputError, match="differ"):
         audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
     lost = dataclasses.replace(few, linear=few.linear * np.nan)
@@ -177,7 +209,9 @@ def test_clip_after_scaling(few, plan, mutate):
     assert plan.gain.max() < 1
     longer = with_constants(clip=lambda now: now.constants.clip / now.rounds.gain)
     mutate(kernel.transmit, transmitting(longer))
-    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+    assert "matched filter" in names(
+        audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
+    )
 
 
 def test_clip_skipped_on_one_device(plan, mutate):
@@ -185,10 +219,14 @@ def test_clip_skipped_on_one_device(plan, mutate):
     honest = clipping.clip_factor
 
     def spares_device_4(weight, clip, norm):
-        return jnp.where(jnp.arange(norm.shape[-1]) == 4, weight, honest(weight, clip, norm))
+        return jnp.where(
+            jnp.arange(norm.shape[-1]) == 4, weight, honest(weight, clip, norm)
+        )
 
     mutate(honest, spares_device_4)
-    report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"])
+    report = audit.audit(
+        KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"]
+    )
     assert names(report) == {"every device"}
     assert [test.device for test in report.flagged] == [4]
     assert "BROKEN: the attack 'every device' on device 4" in str(report)
@@ -199,15 +237,23 @@ def test_clip_skipped_on_one_device(plan, mutate):
     [
         (
             lambda number: 0 * number,
-            {"whole runs, differences of rounds", "whole runs, differences beginning with the second"},
+            {
+                "whole runs, differences of rounds",
+                "whole runs, differences beginning with the second",
+            },
         ),
-        (lambda number: (number + 1) // 2, {"whole runs, differences beginning with the second"}),
+        (
+            lambda number: (number + 1) // 2,
+            {"whole runs, differences beginning with the second"},
+        ),
     ],
 )
 def test_noise_drawn_once(plan, monkeypatch, reused, flagged):
     """In the sampler itself: one draw for all rounds, or for two at a time."""
     honest = simulation.round_keys
-    monkeypatch.setattr(simulation, "round_keys", lambda keys, number: honest(keys, reused(number)))
+    monkeypatch.setattr(
+        simulation, "round_keys", lambda keys, number: honest(keys, reused(number))
+    )
     jax.clear_caches()  # compiled code knows nothing of the change
     try:
         assert names(audit.audit(KEY, plan, trials=TRIALS, attacks=["runs"])) >= flagged
@@ -219,7 +265,9 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, swap
     """The same for transcripts of the kernel, where the audit itself gives every round its key."""
     honest = attack.round_keys
     swap(attack, "round_keys", lambda keys, index: honest(keys, 0))
-    found = names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"]))
+    found = names(
+        audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"])
+    )
     assert "matched filter" not in found
     assert found >= {"signs that vary", "differences of rounds"}
 
@@ -227,28 +275,45 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, swap
 def test_gain_off_by_root_two(plan, mutate):
     louder = with_rounds(gain=lambda rounds: 2**0.5 * rounds.gain)
     mutate(kernel.transmit, transmitting(louder))
-    report = audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"])
+    report = audit.audit(
+        KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"]
+    )
     assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
 
 @only_full
 def test_noise_too_weak(plan, mutate):
     honest = channel.superpose
-    mutate(honest, lambda key, signal, noise_power: honest(key, signal, 0.8**2 * noise_power))
-    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+    mutate(
+        honest,
+        lambda key, signal, noise_power: honest(key, signal, 0.8**2 * noise_power),
+    )
+    assert "matched filter" in names(
+        audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
+    )
 
 
 def test_silent_devices_that_send(few, mutate):
     plan = planned(few, link=SCHEMES["silent rounds"]["link"])
     all_send = with_rounds(weight=lambda rounds: jnp.ones_like(rounds.weight))
     mutate(kernel.transmit, transmitting(all_send))
-    assert "rounds of silence" in names(audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"]))
+    assert "rounds of silence" in names(
+        audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
+    )
 
 
 def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
     """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
     mutate(kernel.transmit, transmitting(with_constants(example_clip=lambda now: None)))
-    found = names(audit.audit(KEY, record_plan, few, trials=TRIALS, attacks=["constant", "devices", "model"]))
+    found = names(
+        audit.audit(
+            KEY,
+            record_plan,
+            few,
+            trials=TRIALS,
+            attacks=["constant", "devices", "model"],
+        )
+    )
     assert found >= {"matched filter", "every device", "gaussian model"}
 
 
@@ -264,7 +329,9 @@ def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, swap):
     assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
 
 
-@pytest.mark.parametrize(("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX)
+@pytest.mark.parametrize(
+    ("examples", "promise", "rounds"), SOFTMAX + LONG if FULL else SOFTMAX
+)
 def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, swap):
     posterior, plan = softmax_of(examples, promise, rounds)
     short = posterior.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE
@@ -298,5 +365,7 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 @only_full
 def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, swap):
     plan = planned(few)
-    swap(gaussian, "vector_norms", lambda gradients: jnp.max(jnp.abs(gradients), axis=-1))
+    swap(
+        gaussian, "vector_norms", lambda gradients: jnp.max(jnp.abs(gradients), axis=-1)
+    )
     assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent

@@ -22,16 +22,33 @@ LIMIT = 4.0
 def hessians(posterior):
     """H_k and b_k of the gradients H_k θ − b_k, by the gradients themselves."""
     at = np.concatenate([np.zeros((1, posterior.dim)), np.eye(posterior.dim)])
-    found = np.stack([np.asarray(posterior.gradients(jax.numpy.asarray(row, np.float32)), float) for row in at])
+    found = np.stack(
+        [
+            np.asarray(posterior.gradients(jax.numpy.asarray(row, np.float32)), float)
+            for row in at
+        ]
+    )
     return (found[1:] - found[0]).transpose(1, 2, 0), -found[0]
 
 
 def test_noisy_descent_has_its_law():
     """Mean and covariance of the last iterate and of the average, by the recursion and its unrolled noise."""
-    link = wflmc.Link(channel.static(np.geomspace(1, 0.1, 6)), snr_db=70, noise_power=0.3)
-    privacy = wflmc.Privacy(epsilon=1e7, delta=1e-3, clip=1e4)  # far above every gradient, at a price
+    link = wflmc.Link(
+        channel.static(np.geomspace(1, 0.1, 6)), snr_db=70, noise_power=0.3
+    )
+    privacy = wflmc.Privacy(
+        epsilon=1e7, delta=1e-3, clip=1e4
+    )  # far above every gradient, at a price
     rounds, kept, step = 12, 5, 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
-    plan = gradient_descent(GAUSSIAN, link, privacy, step_size=step, rounds=rounds, average=kept, init="zero")
+    plan = gradient_descent(
+        GAUSSIAN,
+        link,
+        privacy,
+        step_size=step,
+        rounds=rounds,
+        average=kept,
+        init="zero",
+    )
     assert np.all(plan.server_noise == 0)
     assert plan.epsilon_spent == pytest.approx(1e7)
     trace = wflmc.sample(jax.random.key(5), GAUSSIAN, plan, chains=CHAINS)
@@ -49,7 +66,11 @@ def test_noisy_descent_has_its_law():
     responses = np.array(paths)  # [round, source of noise, m, m]
     cases = {
         "last": (trace.theta[:, -1], means[-1], responses[-1]),
-        "average": (trace.theta.mean(1), np.mean(means[-kept:], 0), responses[-kept:].mean(0)),
+        "average": (
+            trace.theta.mean(1),
+            np.mean(means[-kept:], 0),
+            responses[-kept:].mean(0),
+        ),
     }
     for name, (theta, expected, response) in cases.items():
         covariance = np.einsum("sij,skj->ik", response, response)
@@ -57,7 +78,9 @@ def test_noisy_descent_has_its_law():
         z = (theta.mean(0) - expected) / np.sqrt(variance / CHAINS)
         assert np.abs(z).max() < LIMIT, name
         found = np.cov(theta.T)
-        spread = np.sqrt((covariance**2 + np.outer(variance, variance)) / CHAINS)  # of a sample covariance
+        spread = np.sqrt(
+            (covariance**2 + np.outer(variance, variance)) / CHAINS
+        )  # of a sample covariance
         assert np.abs((found - covariance) / spread).max() < LIMIT, name
 
 
@@ -71,17 +94,34 @@ def test_noisy_descent_has_its_law():
     csi_error=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 1000),
 )
-def test_no_limit_is_exceeded_and_one_is_met(epsilon, snr_db, clip, share, rounds, schedule, csi_error, seed):
+def test_no_limit_is_exceeded_and_one_is_met(
+    epsilon, snr_db, clip, share, rounds, schedule, csi_error, seed
+):
     unit = {} if share is None else {"unit": "record", "example_clip": share * clip}
     privacy = wflmc.Privacy(epsilon=epsilon, delta=1e-5, clip=clip, **unit)
-    link = wflmc.Link(channel.rayleigh(0.1), snr_db=snr_db, noise_power=2.0, seed=seed, csi_error=csi_error)
-    plan = gradient_descent(GAUSSIAN, link, privacy, step_size=1 / GAUSSIAN.L, rounds=rounds, schedule=schedule)
+    link = wflmc.Link(
+        channel.rayleigh(0.1),
+        snr_db=snr_db,
+        noise_power=2.0,
+        seed=seed,
+        csi_error=csi_error,
+    )
+    plan = gradient_descent(
+        GAUSSIAN,
+        link,
+        privacy,
+        step_size=1 / GAUSSIAN.L,
+        rounds=rounds,
+        schedule=schedule,
+    )
     budget = privacy.budget(6)
     assert np.all(plan.spent <= budget)
     assert plan.epsilon_spent <= epsilon * (1 + 1e-6)
     h = np.abs(link.gains(rounds, 6))
     known = h if csi_error == 0 else h / link.mismatch(rounds, 6)
-    power = np.where(plan.weight > 0, (plan.gain[:, None] * clip / known) ** 2, 0.0)  # ‖x_k‖² at most
+    power = np.where(
+        plan.weight > 0, (plan.gain[:, None] * clip / known) ** 2, 0.0
+    )  # ‖x_k‖² at most
     limit = 10 ** (snr_db / 10) * GAUSSIAN.dim * link.noise_power
     assert np.all(power <= limit * (1 + 1e-9))
     # In every round either power or an equal part of someone's budget holds devices back.
@@ -93,9 +133,13 @@ def test_no_limit_is_exceeded_and_one_is_met(epsilon, snr_db, clip, share, round
 def test_without_noise_it_ends_at_the_mode():
     own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
     link = wflmc.Link(channel.static(), snr_db=200)
-    plan = gradient_descent(own, link, wflmc.Privacy(clip=1e4), step_size=1.5 / own.L, rounds=60)
+    plan = gradient_descent(
+        own, link, wflmc.Privacy(clip=1e4), step_size=1.5 / own.L, rounds=60
+    )
     trace = wflmc.sample(jax.random.key(0), own, plan, chains=2)
-    np.testing.assert_allclose(trace.theta[:, -1], np.tile(GAUSSIAN.mean, (2, 1)), atol=1e-5)
+    np.testing.assert_allclose(
+        trace.theta[:, -1], np.tile(GAUSSIAN.mean, (2, 1)), atol=1e-5
+    )
     assert plan.epsilon_spent is None
     assert "bound" not in str(wflmc.evaluate(trace, own)).lower()
 
@@ -104,8 +148,12 @@ def test_it_sends_more_strongly_than_sampling_does():
     """A good link and no promise: sampling keeps the noise that it wants, descent none that it can avoid."""
     link = wflmc.Link(channel.static(), snr_db=60)
     common = {"step_size": 0.1 / GAUSSIAN.L}
-    descent = gradient_descent(GAUSSIAN, link, wflmc.Privacy(), rounds=4, average=2, **common)
-    sampling = wflmc.plan(GAUSSIAN, link, wflmc.Privacy(), burn_in=2, samples=2, **common)
+    descent = gradient_descent(
+        GAUSSIAN, link, wflmc.Privacy(), rounds=4, average=2, **common
+    )
+    sampling = wflmc.plan(
+        GAUSSIAN, link, wflmc.Privacy(), burn_in=2, samples=2, **common
+    )
     assert np.all(descent.noise_variance < 1e-3 * sampling.noise_variance)
     np.testing.assert_allclose(descent.power_share, 1)
     assert descent.regime_share["power-limited"] == 1
@@ -113,17 +161,30 @@ def test_it_sends_more_strongly_than_sampling_does():
 
 
 def test_steps_may_change_and_rounds_are_checked():
-    link, steps = wflmc.Link(channel.static(), snr_db=20), np.linspace(1, 0.1, 5) / GAUSSIAN.L
+    link, steps = (
+        wflmc.Link(channel.static(), snr_db=20),
+        np.linspace(1, 0.1, 5) / GAUSSIAN.L,
+    )
     plan = gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5)
     np.testing.assert_array_equal(plan.step_size, steps)
     assert plan.with_rounds(gain=plan.gain * 2).digest != plan.digest
     for wrong in (0, 6, 2.5):
         with pytest.raises(wflmc.InputError, match="average"):
-            gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5, average=wrong)
+            gradient_descent(
+                GAUSSIAN,
+                link,
+                wflmc.Privacy(),
+                step_size=steps,
+                rounds=5,
+                average=wrong,
+            )
 
 
 def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
-    link, privacy = wflmc.Link(channel.rayleigh(1.0), snr_db=20), wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
+    link, privacy = (
+        wflmc.Link(channel.rayleigh(1.0), snr_db=20),
+        wflmc.Privacy(epsilon=5, delta=1e-3, clip=30),
+    )
     settings = {"step_size": 1e-3, "rounds": 20, "schedule": "all"}
     spent = 0.4 * privacy.budget(6)
     rest = gradient_descent(GAUSSIAN, link, privacy, ledger=spent, **settings)
@@ -135,15 +196,22 @@ def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
     assert "estimated by a Hessian" in warned[0]
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 2.5}, {"rounds": 0}, {"schedule": "unbiased"}, {"average": 30}])
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 2.5}, {"rounds": 0}, {"schedule": "unbiased"}, {"average": 30}]
+)
 def test_refused(wrong):
     settings = {"step_size": 1e-3, "rounds": 20} | wrong
     with pytest.raises(InputError, match=next(iter(wrong))):
-        gradient_descent(GAUSSIAN, wflmc.Link(channel.static()), wflmc.Privacy(clip=30), **settings)
+        gradient_descent(
+            GAUSSIAN, wflmc.Link(channel.static()), wflmc.Privacy(clip=30), **settings
+        )
 
 
 def test_who_sends_is_as_asked():
-    link, privacy = wflmc.Link(channel.rayleigh(1.0), snr_db=-20), wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
+    link, privacy = (
+        wflmc.Link(channel.rayleigh(1.0), snr_db=-20),
+        wflmc.Privacy(epsilon=5, delta=1e-3, clip=30),
+    )
     settings = {"step_size": 0.2 / GAUSSIAN.L, "rounds": 30}
     everyone = gradient_descent(GAUSSIAN, link, privacy, schedule="all", **settings)
     some = gradient_descent(GAUSSIAN, link, privacy, **settings)

@@ -25,7 +25,10 @@ def test_the_estimate_is_the_conditional_mean():
     for low in np.linspace(-1.5, 1.5, 7):
         near = (heard > low) & (heard < low + 0.05)
         error = spread / near.sum() ** 0.5
-        assert abs(np.asarray(entries)[0][near].mean() - guess[near].mean()) < 4 * error + 1e-3
+        assert (
+            abs(np.asarray(entries)[0][near].mean() - guess[near].mean())
+            < 4 * error + 1e-3
+        )
 
 
 def test_limits_of_the_estimate():
@@ -33,27 +36,48 @@ def test_limits_of_the_estimate():
     noise = jax.random.normal(jax.random.key(1), gradient.shape)
     mean, spread = gradient.mean(1, keepdims=True), gradient.std(1, keepdims=True)
     clear = mean + np.sqrt(2 / np.pi) * spread * jnp.sign(gradient - mean)
-    np.testing.assert_allclose(estimate(gradient, jnp.ones(3), 1e6, noise), clear, rtol=1e-5)
     np.testing.assert_allclose(
-        estimate(gradient, jnp.ones(3), 1e-12, noise), jnp.broadcast_to(mean, (3, 50)), atol=1e-5
+        estimate(gradient, jnp.ones(3), 1e6, noise), clear, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        estimate(gradient, jnp.ones(3), 1e-12, noise),
+        jnp.broadcast_to(mean, (3, 50)),
+        atol=1e-5,
     )
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_steps_written_out(momentum):
     """At a very high SNR the noise is silent and two iterations can be done by hand."""
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=31, dim=4, classes=3, partition="dirichlet:1")
-    links = [wflmc.Link(channel.rayleigh(1.0), snr_db=120, seed=seed) for seed in range(2)]
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 3, examples=31, dim=4, classes=3, partition="dirichlet:1"
+    )
+    links = [
+        wflmc.Link(channel.rayleigh(1.0), snr_db=120, seed=seed) for seed in range(2)
+    ]
     key = jax.random.key(5)
     step = 1 / (1 + posterior.L / 31)  # the authors'
-    found = sbfl(key, posterior, links, rounds=8, step_size=step, momentum=momentum, numbers=[0, 7])
+    found = sbfl(
+        key,
+        posterior,
+        links,
+        rounds=8,
+        step_size=step,
+        momentum=momentum,
+        numbers=[0, 7],
+    )
     for row, number in enumerate([0, 7]):
         theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number))
         velocity = 0.0
         for _ in range(2):  # ⌊8/3⌋
             gradient = posterior.gradients(theta) / posterior.sizes[:, None]
-            mean, spread = gradient.mean(1, keepdims=True), gradient.std(1, keepdims=True)
-            velocity = momentum * velocity + (mean + np.sqrt(2 / np.pi) * spread * jnp.sign(gradient - mean)).sum(0)
+            mean, spread = (
+                gradient.mean(1, keepdims=True),
+                gradient.std(1, keepdims=True),
+            )
+            velocity = momentum * velocity + (
+                mean + np.sqrt(2 / np.pi) * spread * jnp.sign(gradient - mean)
+            ).sum(0)
             theta = theta - step * velocity
         np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
 
@@ -61,21 +85,32 @@ def test_steps_written_out(momentum):
 def test_noise_and_channels_written_out():
     """At a moderate SNR, with the noise drawn again: other noise in every iteration and experiment, own gains."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-    links = [wflmc.Link(channel.rayleigh(1.0), snr_db=3, seed=seed) for seed in range(2)]
+    links = [
+        wflmc.Link(channel.rayleigh(1.0), snr_db=3, seed=seed) for seed in range(2)
+    ]
     key = jax.random.key(5)
-    found = sbfl(key, posterior, links, rounds=9, momentum=0.5, step_size=0.01, numbers=[4, 7])
+    found = sbfl(
+        key, posterior, links, rounds=9, momentum=0.5, step_size=0.01, numbers=[4, 7]
+    )
     for row, (link, number) in enumerate(zip(links, [4, 7], strict=True)):
-        theta, velocity = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number)), 0.0
+        theta, velocity = (
+            posterior.draw_initial(jax.random.fold_in(named(key, "init"), number)),
+            0.0,
+        )
         gains = np.abs(link.gains(9, 3))
         for iteration in range(3):
-            noise_key = jax.random.fold_in(jax.random.fold_in(named(key, "sbfl"), number), iteration)
+            noise_key = jax.random.fold_in(
+                jax.random.fold_in(named(key, "sbfl"), number), iteration
+            )
             noise = jax.random.normal(noise_key, (3, 5))
             total = 0.0
             for k in range(3):
                 g = posterior.gradients(theta)[k] / posterior.sizes[k]
                 h = gains[3 * iteration + k, k]  # devices take turns
                 y = h * jnp.sign(g - g.mean()) + noise[k] / np.sqrt(link.snr(1)[0])
-                total += g.mean() + np.sqrt(2 / np.pi) * g.std() * jnp.tanh(h * y * link.snr(1)[0])
+                total += g.mean() + np.sqrt(2 / np.pi) * g.std() * jnp.tanh(
+                    h * y * link.snr(1)[0]
+                )
             velocity = 0.5 * velocity + total
             theta = theta - 0.01 * velocity
         np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
@@ -86,7 +121,9 @@ def test_it_learns_when_the_channel_is_good():
     good, bad = ([wflmc.Link(channel.static(1.0), snr_db=snr)] for snr in (60, -60))
     distance = {}
     for name, links in (("good", good), ("bad", bad)):
-        theta = sbfl(jax.random.key(0), posterior, links, rounds=300, momentum=0.0, step_size=0.1)
+        theta = sbfl(
+            jax.random.key(0), posterior, links, rounds=300, momentum=0.0, step_size=0.1
+        )
         distance[name] = np.linalg.norm(theta[0] - posterior.mean)
     assert distance["good"] < 0.2 < distance["bad"]
 
@@ -94,20 +131,36 @@ def test_it_learns_when_the_channel_is_good():
 @pytest.mark.parametrize("iterations", [20, 300])
 def test_with_two_parameters_it_is_linear_and_ends_at_the_mean(iterations):
     """Two entries minus their mean are (d, −d), of standard deviation |d|: one bit then loses only a factor."""
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30, dim=2)
-    key, link, momentum = jax.random.key(5), wflmc.Link(channel.static(1.0), snr_db=100), 0.9
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=3, examples=30, dim=2
+    )
+    key, link, momentum = (
+        jax.random.key(5),
+        wflmc.Link(channel.static(1.0), snr_db=100),
+        0.9,
+    )
     theta = sbfl(key, posterior, [link], rounds=3 * iterations, momentum=momentum)[0]
 
     average = np.full((2, 2), 0.5)
     received = average + np.sqrt(2 / np.pi) * (np.eye(2) - average)
-    pull = received @ np.linalg.inv(posterior.covariance) / 10  # each device has 10 examples
+    pull = (
+        received @ np.linalg.inv(posterior.covariance) / 10
+    )  # each device has 10 examples
     step = stable_step_size(posterior, momentum)
     eye = np.eye(2)
-    move = np.block([[eye - step * pull, -step * momentum * eye], [pull, momentum * eye]])
-    start = np.asarray(posterior.draw_initial(jax.random.fold_in(named(key, "init"), 0)), float)
-    state = np.linalg.matrix_power(move, iterations) @ np.append(start - posterior.mean, np.zeros(2))
+    move = np.block(
+        [[eye - step * pull, -step * momentum * eye], [pull, momentum * eye]]
+    )
+    start = np.asarray(
+        posterior.draw_initial(jax.random.fold_in(named(key, "init"), 0)), float
+    )
+    state = np.linalg.matrix_power(move, iterations) @ np.append(
+        start - posterior.mean, np.zeros(2)
+    )
     np.testing.assert_allclose(theta - posterior.mean, state[:2], rtol=1e-3, atol=2e-5)
-    assert np.abs(np.linalg.eigvals(move)).max() < 0.95  # the best that momentum allows is √0.9 = 0.949
+    assert (
+        np.abs(np.linalg.eigvals(move)).max() < 0.95
+    )  # the best that momentum allows is √0.9 = 0.949
 
 
 def test_the_usual_step_is_stable():
@@ -116,25 +169,46 @@ def test_the_usual_step_is_stable():
     generator = np.random.default_rng(0)
     features = generator.normal(size=(owner.size, 5))
     outcomes = features @ [0.1, -0.5, 0.9, 0.7, 0.5] + generator.normal(size=owner.size)
-    posterior = wflmc.gaussian_regression(jax.random.key(0), 5, X=features, y=outcomes, partition=owner)
-    links = [wflmc.Link(channel.rayleigh(1.0), snr_db=20, seed=seed) for seed in range(3)]
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), 5, X=features, y=outcomes, partition=owner
+    )
+    links = [
+        wflmc.Link(channel.rayleigh(1.0), snr_db=20, seed=seed) for seed in range(3)
+    ]
     theta = sbfl(jax.random.key(1), posterior, links, rounds=3000)
-    assert np.linalg.norm(theta - posterior.mean, axis=1).max() < 0.15  # starts are some √6 away
+    assert (
+        np.linalg.norm(theta - posterior.mean, axis=1).max() < 0.15
+    )  # starts are some √6 away
 
 
 @pytest.mark.parametrize("step_size", [0.5, 1e30], ids=["finite", "not finite"])
 def test_divergence_is_an_error(step_size):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     with pytest.raises(SamplingError, match="step_size"):
-        sbfl(jax.random.key(1), posterior, [wflmc.Link(channel.static(1.0))], rounds=60, step_size=step_size)
+        sbfl(
+            jax.random.key(1),
+            posterior,
+            [wflmc.Link(channel.static(1.0))],
+            rounds=60,
+            step_size=step_size,
+        )
 
 
 @pytest.mark.parametrize(
     ("keywords", "key"),
-    [({"rounds": 2}, "rounds"), ({"momentum": 1.0}, "momentum"), ({"step_size": -1.0}, "step_size")],
+    [
+        ({"rounds": 2}, "rounds"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"step_size": -1.0}, "step_size"),
+    ],
 )
 def test_bad_input(keywords, key):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
     with pytest.raises(InputError) as caught:
-        sbfl(jax.random.key(0), posterior, [wflmc.Link(channel.static())], **{"rounds": 30, **keywords})
+        sbfl(
+            jax.random.key(0),
+            posterior,
+            [wflmc.Link(channel.static())],
+            **{"rounds": 30, **keywords},
+        )
     assert caught.value.key == key

@@ -13,7 +13,14 @@ from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 
-NOISY = ("--set", "privacy.clip=300.0", "--set", "sampler.samples=20", "--set", "sampler.chains=4")
+NOISY = (
+    "--set",
+    "privacy.clip=300.0",
+    "--set",
+    "sampler.samples=20",
+    "--set",
+    "sampler.chains=4",
+)
 
 SMALL = """
 [posterior]
@@ -47,25 +54,38 @@ def test_a_run_makes_one_plan_and_no_advice(call, scenario, tmp_path, plans_made
     assert code == 0
     assert plans_made() == 1
     assert strict(out)["diagnosis"] is None
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["diagnosis"] is None
+    assert (
+        json.loads((tmp_path / "run" / "summary.json").read_text())["diagnosis"] is None
+    )
     assert not (tmp_path / "run" / "advice.json").exists()
     assert "diagnosis" not in call("run", scenario, *NOISY)[1]
 
 
 def test_advice_on_a_run(call, scenario, run_folder):
     """The causes are those of its plan; the evidence is what its chains have shown."""
-    before = {path.name: path.read_bytes() for path in run_folder.iterdir() if path.is_file()}
+    before = {
+        path.name: path.read_bytes() for path in run_folder.iterdir() if path.is_file()
+    }
     document = advice_of(call, run_folder)
     first, *_ = document["diagnosis"]
-    assert (first["change"]["key"], first["change"]["direction"]) == ("privacy.clip", "down")
+    assert (first["change"]["key"], first["change"]["direction"]) == (
+        "privacy.clip",
+        "down",
+    )
     planned = strict(call("plan", scenario, *NOISY, "--json")[1])["diagnosis"]
-    assert [cause["change"] for cause in document["diagnosis"]] == [cause["change"] for cause in planned]
+    assert [cause["change"] for cause in document["diagnosis"]] == [
+        cause["change"] for cause in planned
+    ]
     assert document["finished"] is True
     assert document["not_covered"][0]["name"] == "advice"
     written = strict((run_folder / "advice.json").read_text())
     assert written["diagnosis"] == document["diagnosis"]
     assert document["file"] == str(run_folder / "advice.json")
-    after = {path.name: path.read_bytes() for path in run_folder.iterdir() if path.name in before}
+    after = {
+        path.name: path.read_bytes()
+        for path in run_folder.iterdir()
+        if path.name in before
+    }
     assert after == before
     code, out, err = call("advise", run_folder)
     assert (code, err) == (0, "")
@@ -74,7 +94,9 @@ def test_advice_on_a_run(call, scenario, run_folder):
     assert call("report", run_folder)[0] == 0
 
 
-def test_advice_on_a_stopped_run_is_from_its_plan(call, scenario, tmp_path, monkeypatch):
+def test_advice_on_a_stopped_run_is_from_its_plan(
+    call, scenario, tmp_path, monkeypatch
+):
     def stop(*_, **__):
         raise InputError("stop", None, "what this test does")
 
@@ -98,8 +120,19 @@ def test_advice_on_a_scenario_is_that_of_its_plan(call, scenario, tmp_path):
 
 
 def test_a_clip_of_examples_is_among_what_is_proposed(call, scenario):
-    small = ("--set", "privacy.unit=record", "--set", "privacy.example_clip=0.1", "--set", "sampler.samples=20")
-    keys = {cause["change"]["key"] for cause in advice_of(call, scenario, *small)["diagnosis"] if cause["change"]}
+    small = (
+        "--set",
+        "privacy.unit=record",
+        "--set",
+        "privacy.example_clip=0.1",
+        "--set",
+        "sampler.samples=20",
+    )
+    keys = {
+        cause["change"]["key"]
+        for cause in advice_of(call, scenario, *small)["diagnosis"]
+        if cause["change"]
+    }
     assert "privacy.example_clip" in keys
 
 
@@ -128,7 +161,9 @@ def test_bad_input(call, run_folder, scenario, tmp_path):
 def test_a_run_whose_data_are_gone_is_refused(call, tmp_path):
     generator = np.random.default_rng(0)
     data = tmp_path / "data.npz"
-    np.savez(data, X=generator.standard_normal((60, 2)), y=generator.standard_normal(60))
+    np.savez(
+        data, X=generator.standard_normal((60, 2)), y=generator.standard_normal(60)
+    )
     path = tmp_path / "scenario.toml"
     path.write_text(SMALL.format(data=data))
     assert call("run", path, "--out", tmp_path / "run")[0] == 0

@@ -11,7 +11,15 @@ import pytest
 
 import wflmc
 
-from ..cli_tools import FADING, PATIENCE, SUMMARY_KEYS, listening, only_warnings, strict, with_set
+from ..cli_tools import (
+    FADING,
+    PATIENCE,
+    SUMMARY_KEYS,
+    listening,
+    only_warnings,
+    strict,
+    with_set,
+)
 
 
 def test_interrupt(call, scenario, tmp_path, monkeypatch):
@@ -21,10 +29,15 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "sample", stop)
-    monkeypatch.setattr(os, "_exit", sys.exit)  # a real interrupt ends the process at once, and with it the tests
+    monkeypatch.setattr(
+        os, "_exit", sys.exit
+    )  # a real interrupt ends the process at once, and with it the tests
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
     assert code == 1
-    assert err.splitlines()[-1] == "wflmc: Interrupted; files and points that were finished are kept."
+    assert (
+        err.splitlines()[-1]
+        == "wflmc: Interrupted; files and points that were finished are kept."
+    )
 
 
 SLOW_PLAN = """
@@ -41,10 +54,16 @@ main()
 
 def test_interrupting_a_real_process(scenario):
     """Ctrl-C in the middle of compiled work: exit code 1 and the sentence, no traceback, no crash."""
-    overrides = ["sampler.burn_in=auto", "sampler.step_size=1e-6", "sampler.max_burn_in=1000000"]
+    overrides = [
+        "sampler.burn_in=auto",
+        "sampler.step_size=1e-6",
+        "sampler.max_burn_in=1000000",
+    ]
     with listening("-c", SLOW_PLAN, "plan", scenario, *with_set(overrides)) as process:
         for _ in range(3):
-            assert process.stdout.readline() == "a block of compiled work\n", process.communicate()[1]
+            assert process.stdout.readline() == "a block of compiled work\n", (
+                process.communicate()[1]
+            )
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
@@ -55,14 +74,19 @@ def test_interrupting_a_real_process(scenario):
 def test_help_is_no_error(call, arguments):
     code, out, err = call(*arguments)
     assert (code, err) == (0, "")
-    assert ("Plan which devices transmit" if arguments[:1] == ["plan"] else "federate") in out
+    assert (
+        "Plan which devices transmit" if arguments[:1] == ["plan"] else "federate"
+    ) in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["federate", "x.toml"], "Missing option '--out'."),
-        (["plan", "x.toml", "--target", "much"], "Invalid value for '--target': 'much' is not a valid float."),
+        (
+            ["plan", "x.toml", "--target", "much"],
+            "Invalid value for '--target': 'much' is not a valid float.",
+        ),
         (["plan"], "Missing argument 'SCENARIO'."),
     ],
 )
@@ -72,7 +96,12 @@ def test_usage_errors_name_no_variable(call, arguments, says):
 
 def test_help_and_version(call):
     assert call("--version")[1] == f"wflmc {wflmc.__version__}\n"
-    parts = {"plan": "Scenario file (TOML)", "run": "Scenario file (TOML)", "reproduce": "fig2 fig3a", "data": "mnist"}
+    parts = {
+        "plan": "Scenario file (TOML)",
+        "run": "Scenario file (TOML)",
+        "reproduce": "fig2 fig3a",
+        "data": "mnist",
+    }
     parts |= {"new": "NAME", "doctor": "what to install"}
     for command, part in parts.items():
         code, out, _ = call(command, "--help")
@@ -83,9 +112,12 @@ def test_help_and_version(call):
 
 def test_help_imports_nothing_large():
     script = (
-        "import sys; from wflmc.cli import app; print({'jax', 'scipy', 'pydantic', 'matplotlib'} & set(sys.modules))"
+        "import sys; from wflmc.cli import app; "
+        "print({'jax', 'scipy', 'pydantic', 'matplotlib'} & set(sys.modules))"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "set()\n"
 
 
@@ -95,7 +127,9 @@ def test_a_real_process_prints_json_alone_when_piped(scenario, tmp_path):
     ArviZ cannot write to its own part of the cache, and R-hat is there all the same.
     """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # however fast this machine is
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = (
+        "0"  # however fast this machine is
+    )
     del environment["JAX_COMPILATION_CACHE_DIR"]
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "arviz").touch()  # where a folder should be

@@ -10,7 +10,14 @@ import wflmc
 
 from ..cli_tools import only_warnings, strict, with_set
 
-SMALL = with_set(["posterior.devices=4", "posterior.examples=40", "sampler.burn_in=9", "sampler.samples=1"])
+SMALL = with_set(
+    [
+        "posterior.devices=4",
+        "posterior.examples=40",
+        "sampler.burn_in=9",
+        "sampler.samples=1",
+    ]
+)
 KEYS = {
     "claimed", "epsilon_lower", "epsilon_lower_counting", "ratio", "consistent", "confidence", "trials", "tests",
     "sums", "warnings", "warning_codes", "seconds",
@@ -23,7 +30,9 @@ TEST_KEYS = {
 
 @pytest.fixture
 def audit(call, scenario):
-    return lambda *arguments: call("audit", scenario, *SMALL, "--trials", "4000", *arguments)
+    return lambda *arguments: call(
+        "audit", scenario, *SMALL, "--trials", "4000", *arguments
+    )
 
 
 def test_json(audit):
@@ -33,21 +42,53 @@ def test_json(audit):
     document = strict(out)
     assert set(document) == KEYS
     claimed = document["claimed"]
-    assert set(claimed) == {"epsilon", "delta", "loss", "device", "unit", "adjacency", "accountant"}
+    assert set(claimed) == {
+        "epsilon",
+        "delta",
+        "loss",
+        "device",
+        "unit",
+        "adjacency",
+        "accountant",
+    }
     assert claimed["epsilon"] <= 8 * (1 + 1e-9)
-    assert (claimed["delta"], claimed["unit"], claimed["accountant"]) == (0.01, "device", "exact")
+    assert (claimed["delta"], claimed["unit"], claimed["accountant"]) == (
+        0.01,
+        "device",
+        "exact",
+    )
     assert claimed["adjacency"] == "replace"
-    assert document["ratio"] == pytest.approx(document["epsilon_lower"] / claimed["epsilon"])
+    assert document["ratio"] == pytest.approx(
+        document["epsilon_lower"] / claimed["epsilon"]
+    )
     assert 0.5 < document["ratio"] <= 1
     assert document["consistent"] is True
     assert (document["trials"], document["confidence"]) == (4000, 0.99)
     assert all(set(test) == TEST_KEYS for test in document["tests"])
-    assert {"matched filter", "every device", "whole runs", "gaussian model"} <= {t["name"] for t in document["tests"]}
+    assert {"matched filter", "every device", "whole runs", "gaussian model"} <= {
+        t["name"] for t in document["tests"]
+    }
     assert err.count("\n") == len(document["warnings"])
     again = strict(audit("--json")[1])
     assert {**again, "seconds": 0} == {**document, "seconds": 0}
-    other = strict(audit("--json", "--seed", "1", "--device", "2", "--confidence", "0.9", "--delta", "0.05")[1])
-    assert (other["claimed"]["device"], other["claimed"]["delta"], other["confidence"]) == (2, 0.05, pytest.approx(0.9))
+    other = strict(
+        audit(
+            "--json",
+            "--seed",
+            "1",
+            "--device",
+            "2",
+            "--confidence",
+            "0.9",
+            "--delta",
+            "0.05",
+        )[1]
+    )
+    assert (
+        other["claimed"]["device"],
+        other["claimed"]["delta"],
+        other["confidence"],
+    ) == (2, 0.05, pytest.approx(0.9))
 
 
 def test_for_people(audit):
@@ -65,17 +106,27 @@ def test_for_people(audit):
 
 
 def test_records_and_softmax(audit):
-    changes = ["privacy.unit=record", "privacy.example_clip=9.0", "posterior.model=softmax", "posterior.dim=2"]
+    changes = [
+        "privacy.unit=record",
+        "privacy.example_clip=9.0",
+        "posterior.model=softmax",
+        "posterior.dim=2",
+    ]
     changes += ["privacy.adjacency=add-remove", "posterior.examples=80"]
     code, out, err = audit("--json", *with_set(changes))
     assert code == 0, err
     document = strict(out)
-    assert (document["claimed"]["unit"], document["claimed"]["adjacency"]) == ("record", "add-remove")
-    assert [(found["name"], found["terms"], found["flagged"]) for found in document["sums"]] == [
-        ("sum over records", 20, False)
-    ]
+    assert (document["claimed"]["unit"], document["claimed"]["adjacency"]) == (
+        "record",
+        "add-remove",
+    )
+    assert [
+        (found["name"], found["terms"], found["flagged"]) for found in document["sums"]
+    ] == [("sum over records", 20, False)]
     assert document["sums"][0]["ratio"] == pytest.approx(1, abs=0.02)
-    assert {"softmax model", "record on a device that is clipped"} <= {test["name"] for test in document["tests"]}
+    assert {"softmax model", "record on a device that is clipped"} <= {
+        test["name"] for test in document["tests"]
+    }
 
 
 def test_a_broken_build_ends_with_code_1_after_printing(audit, monkeypatch):
@@ -101,7 +152,10 @@ def test_a_broken_build_ends_with_code_1_after_printing(audit, monkeypatch):
         (["--delta", "0"], ["--delta = 0.0", "above 0"]),
         (["--seed", "-1"], ["--seed = -1", "between 0"]),
         (["--trials", "many"], ["--trials"]),
-        (with_set(["policy.power=noiseless"]), ["policy.power = 'noiseless'", "nothing is promised"]),
+        (
+            with_set(["policy.power=noiseless"]),
+            ["policy.power = 'noiseless'", "nothing is promised"],
+        ),
         (with_set(["link.snr=3"]), ["link.snr_db"]),
     ],
 )

@@ -19,7 +19,9 @@ from wflmc.data.sets import SHA256
 
 from ..cli_tools import strict
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())[
+    "project"
+]
 
 
 def names(requirements):
@@ -32,7 +34,10 @@ def test_what_is_installed(call):
     found = strict(out)
     assert found["works"] is True
     assert found["problems"] == []
-    assert found["core"] == {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "scipy")}
+    assert found["core"] == {
+        name: importlib.metadata.version(name)
+        for name in ("jax", "jaxlib", "numpy", "scipy")
+    }
     assert found["jax"]["backend"] == jax.default_backend()
     assert len(found["jax"]["devices"]) == len(jax.devices())
     assert jax.devices()[0].device_kind in found["jax"]["devices"][0]
@@ -48,14 +53,23 @@ def test_what_is_installed(call):
 
 def test_every_package_is_in_the_extra_that_is_said_to_bring_it():
     for feature, (extra, packages) in doctor.FEATURES.items():
-        brought = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+        brought = (
+            PROJECT["dependencies"]
+            if extra is None
+            else PROJECT["optional-dependencies"][extra]
+        )
         assert set(packages) <= names(brought), feature
 
 
 def test_every_package_beyond_the_core_is_listed():
-    listed = {package for _, packages in doctor.FEATURES.values() for package in packages}
+    listed = {
+        package for _, packages in doctor.FEATURES.values() for package in packages
+    }
     # Without these two there is no command line to ask.
-    assert names(PROJECT["dependencies"]) <= listed | set(doctor.CORE) | {"click", "typer"}
+    assert names(PROJECT["dependencies"]) <= listed | set(doctor.CORE) | {
+        "click",
+        "typer",
+    }
     for extra in ("convex", "dp", "openml"):
         assert names(PROJECT["optional-dependencies"][extra]) <= listed | {"attrs"}
 
@@ -65,7 +79,9 @@ def test_what_is_missing_is_named_with_what_to_install(call, monkeypatch, how):
     if how == "no module":
         real = doctor.util.find_spec
         gone = {"cvxpy", "sklearn", "arviz"}
-        monkeypatch.setattr(doctor.util, "find_spec", lambda name: None if name in gone else real(name))
+        monkeypatch.setattr(
+            doctor.util, "find_spec", lambda name: None if name in gone else real(name)
+        )
     else:
 
         def version(name, real=importlib.metadata.version):
@@ -76,7 +92,9 @@ def test_what_is_missing_is_named_with_what_to_install(call, monkeypatch, how):
         monkeypatch.setattr(doctor.metadata, "version", version)
     code, out, _ = call("doctor", "--json")
     assert code == 0
-    install = {feature["name"]: feature["install"] for feature in strict(out)["features"]}
+    install = {
+        feature["name"]: feature["install"] for feature in strict(out)["features"]
+    }
     assert install["wflmc plan --solver cvxpy"] == "pip install 'wflmc[convex]'"
     assert install["data from OpenML"] == "pip install 'wflmc[openml]'"
     assert install["traces, R-hat and ESS (ArviZ)"] == "pip install arviz"
@@ -95,7 +113,11 @@ def test_mnist_and_the_cache(call, monkeypatch, tmp_path):
         return strict(call("doctor", "--json")[1])
 
     found = look()
-    assert found["mnist"] == {"folder": str(tmp_path / "wflmc" / "mnist"), "found": False, "get": "wflmc data mnist"}
+    assert found["mnist"] == {
+        "folder": str(tmp_path / "wflmc" / "mnist"),
+        "found": False,
+        "get": "wflmc data mnist",
+    }
     assert found["cache"] == {"folder": str(tmp_path / "wflmc"), "writable": True}
     assert list(tmp_path.iterdir()) == []  # looking makes nothing
     (tmp_path / "own").mkdir()
@@ -104,7 +126,11 @@ def test_mnist_and_the_cache(call, monkeypatch, tmp_path):
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path / "own"))
     assert next(iter(SHA256)) in look()["mnist"]["get"]
     (tmp_path / "own" / next(iter(SHA256))).touch()
-    assert look()["mnist"] == {"folder": str(tmp_path / "own"), "found": True, "get": None}
+    assert look()["mnist"] == {
+        "folder": str(tmp_path / "own"),
+        "found": True,
+        "get": None,
+    }
     (tmp_path / "wflmc").touch()  # a file where the folder should be
     assert look()["cache"]["writable"] is False
 
@@ -127,7 +153,9 @@ def test_a_broken_core_is_exit_code_1(call, monkeypatch):
 def test_jax_without_its_backend_is_exit_code_1():
     environment = {**os.environ, "JAX_PLATFORMS": "nonsense"}
     command = [sys.executable, "-m", "wflmc", "doctor", "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False
+    )
     assert result.returncode == 1, result.stderr
     found = json.loads(result.stdout)
     assert found["works"] is False
@@ -136,6 +164,16 @@ def test_jax_without_its_backend_is_exit_code_1():
 
 def test_nothing_heavy_is_imported():
     code = "import sys; from wflmc.cli.doctor import examine; examine(); print(*sorted(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"arviz", "xarray", "matplotlib", "cvxpy", "dp_accounting", "sklearn", "pydantic"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    heavy = {
+        "arviz",
+        "xarray",
+        "matplotlib",
+        "cvxpy",
+        "dp_accounting",
+        "sklearn",
+        "pydantic",
+    }
     assert not heavy & set(result.stdout.split())

@@ -15,7 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.apps.federation import execution
 from wflmc.apps.federation.job import Job
@@ -52,17 +54,25 @@ def samples(folder: Path) -> Any:
     return arviz.from_netcdf(folder / "trace.nc").posterior["theta"].values
 
 
-def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: Path) -> None:
+def test_files_and_chains_are_those_of_a_run(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
     one, other = tmp_path / "federated", tmp_path / "simulated"
-    code, out, err = call("federate", small, "--runtime", "process", "--out", one, "--json")
+    code, out, err = call(
+        "federate", small, "--runtime", "process", "--out", one, "--json"
+    )
     assert code == 0, err
     summary = strict(out)
     assert call("run", small, "--out", other, "--json")[0] == 0
-    assert {path.name for path in other.iterdir()} <= {path.name for path in one.iterdir()}
+    assert {path.name for path in other.iterdir()} <= {
+        path.name for path in one.iterdir()
+    }
     assert np.abs(samples(one) - samples(other)).max() < ROUNDING
     run = json.loads((other / "summary.json").read_text())
     assert set(run) < set(summary)
-    np.testing.assert_allclose(summary["ledger"]["spent"], run["ledger"]["spent"], rtol=1e-12)
+    np.testing.assert_allclose(
+        summary["ledger"]["spent"], run["ledger"]["spent"], rtol=1e-12
+    )
     assert summary["epsilon_spent"] == pytest.approx(run["epsilon_spent"], rel=1e-9)
     assert summary["clip_rate"] == {"burn_in": None, "samples": None}
     assert summary["federation"]["asked"] == summary["federation"]["sent"]
@@ -73,9 +83,20 @@ def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: P
     assert len(ledger.entries) == 5
     assert call("report", one)[0] == 0
     # The same command again finds everything done; another one keeps its hands off these ledgers.
-    assert call("federate", small, "--runtime", "process", "--out", one, "--json")[0] == 0
+    assert (
+        call("federate", small, "--runtime", "process", "--out", one, "--json")[0] == 0
+    )
     assert len((one / "ledger.jsonl").read_text().splitlines()) == 6
-    code, _, err = call("federate", small, "--runtime", "process", "--out", one, "--set", "link.snr_db=3")
+    code, _, err = call(
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        one,
+        "--set",
+        "link.snr_db=3",
+    )
     assert code == 2
     assert "another scenario" in err
     code, _, err = call("run", "--resume", one, "--more", 2)
@@ -86,19 +107,41 @@ def test_files_and_chains_are_those_of_a_run(call: Any, small: Path, tmp_path: P
 def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     call: Any, small: Path, tmp_path: Path
 ) -> None:
-    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "no", "--noise", "devices")
+    code, _, err = call(
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        tmp_path / "no",
+        "--noise",
+        "devices",
+    )
     assert code == 2
     assert "noiseless-dp" in err
     ideal = ("--set", "policy.power=noiseless-dp")
     code, out, err = call(
-        "federate", small, "--runtime", "process", "--out", tmp_path / "yes", "--noise", "devices", *ideal, "--json"
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        tmp_path / "yes",
+        "--noise",
+        "devices",
+        *ideal,
+        "--json",
     )
     assert code == 0, err
     found = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
-    wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)  # of a clip of 30 in N0 = 1
+    wanted = (
+        4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
+    )  # of a clip of 30 in N0 = 1
     np.testing.assert_allclose(found["ledger"]["spent"], np.full(4, wanted), rtol=1e-9)
-    np.testing.assert_allclose(plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9)
+    np.testing.assert_allclose(
+        plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9
+    )
     assert found["ledger"]["share_of_budget"] <= 1 + 1e-9
     assert found["epsilon_spent"] == pytest.approx(plan["privacy"]["epsilon_spent"])
     assert found["epsilon_spent"] == pytest.approx(max(plan["privacy"]["epsilon_each"]))
@@ -108,7 +151,15 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     job = tmp_path / "yes" / "federation" / "server" / "job.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
     code, _, err = call(
-        "federate", small, "--runtime", "process", "--out", tmp_path / "yes", "--noise", "devices", *ideal
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        tmp_path / "yes",
+        "--noise",
+        "devices",
+        *ideal,
     )
     assert code == 2
     assert "prepared by this version of wflmc" in err
@@ -125,19 +176,34 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
         return None if device == 1 and len(calls) < 8 else message
 
     monkeypatch.setattr(
-        execution, "run_in_process", lambda server, devices, _: run_on_grid(server, app_of(devices), fault)
+        execution,
+        "run_in_process",
+        lambda server, devices, _: run_on_grid(server, app_of(devices), fault),
     )
     ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp")
-    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *ideal, "--json")
+    code, out, err = call(
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        tmp_path / "out",
+        *ideal,
+        "--json",
+    )
     assert code == 0, err
     summary = strict(out)
     assert summary["federation"]["sent"] == [3, 3, 4, 4, 4]
     assert summary["ledger"]["spent"][1] < summary["ledger"]["spent"][0]
-    assert any("2 times a device was asked" in warning for warning in summary["warnings"])
+    assert any(
+        "2 times a device was asked" in warning for warning in summary["warnings"]
+    )
     assert any("in those of the devices" in warning for warning in summary["warnings"])
     assert call("report", tmp_path / "out")[0] == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    summary["federation"]["secure_aggregation"] = True  # by an earlier version: its ε is not of what the page describes
+    summary["federation"]["secure_aggregation"] = (
+        True  # by an earlier version: its ε is not of what the page describes
+    )
     (tmp_path / "out" / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "out" / "digests.json").unlink()
     code, _, err = call("report", tmp_path / "out")
@@ -150,12 +216,31 @@ def test_a_federation_with_absences_has_its_own_numbers_and_a_page(
     assert "are of the plan, without absences" in page
 
 
-def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, small: Path, tmp_path: Path) -> None:
-    ideal = ("--noise", "devices", "--set", "policy.power=noiseless-dp", "--set", "privacy.epsilon=1", "--json")
+def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    ideal = (
+        "--noise",
+        "devices",
+        "--set",
+        "policy.power=noiseless-dp",
+        "--set",
+        "privacy.epsilon=1",
+        "--json",
+    )
     noises = {}
     for tolerate in (0, 2):
         out = tmp_path / f"out{tolerate}"
-        command = ("federate", small, "--runtime", "process", "--out", out, "--tolerate", tolerate)
+        command = (
+            "federate",
+            small,
+            "--runtime",
+            "process",
+            "--out",
+            out,
+            "--tolerate",
+            tolerate,
+        )
         code, said, err = call(*command, *ideal)
         assert code == 0, err
         plan = json.loads((out / "plan.json").read_text())
@@ -179,10 +264,22 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(call: Any, smal
         (["--prepare", "--address", "here"], "host and port"),
         (["--address", "10.0.0.5:8000"], "--prepare"),
         (["--ledger", "nowhere/ledger.jsonl"], "a folder that is there"),
-        (["--noise", "devices", "--tolerate", "4", "--set", "policy.power=noiseless-dp"], "between 0 and 3"),
+        (
+            [
+                "--noise",
+                "devices",
+                "--tolerate",
+                "4",
+                "--set",
+                "policy.power=noiseless-dp",
+            ],
+            "between 0 and 3",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence(call: Any, small: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_is_one_sentence(
+    call: Any, small: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
     code, out, err = call("federate", small, "--out", tmp_path / "out", *arguments)
     assert (code, out) == (2, "")
     assert words in err
@@ -190,18 +287,24 @@ def test_bad_input_is_one_sentence(call: Any, small: Path, tmp_path: Path, argum
     assert not (tmp_path / "out" / "federation").exists()
 
 
-def test_what_others_have_written_is_left_alone(call: Any, small: Path, tmp_path: Path) -> None:
+def test_what_others_have_written_is_left_alone(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "out" / "federation" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out")
+    code, _, err = call(
+        "federate", small, "--runtime", "process", "--out", tmp_path / "out"
+    )
     assert code == 2
     assert "nothing else is called federation" in err
     assert mine.read_text() == "mine"
     # Nor is a chain begun beside the ledger of another run without looking at it.
     assert call("run", small, "--out", tmp_path / "run", "--json")[0] == 0
     before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "run")
+    code, _, err = call(
+        "federate", small, "--runtime", "process", "--out", tmp_path / "run"
+    )
     assert code == 2
     assert "ledger of another run" in err
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
@@ -214,19 +317,62 @@ def test_a_federation_that_was_not_written_whole_is_written_again_and_moves_with
     begun = tmp_path / "out" / "federation.part"
     begun.mkdir(parents=True)
     (begun / "about.json").write_text("{}")
-    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "out", "--json")[0] == 0
+    assert (
+        call(
+            "federate",
+            small,
+            "--runtime",
+            "process",
+            "--out",
+            tmp_path / "out",
+            "--json",
+        )[0]
+        == 0
+    )
     (tmp_path / "out").rename(tmp_path / "moved")
-    assert call("federate", small, "--runtime", "process", "--out", tmp_path / "moved", "--json")[0] == 0
+    assert (
+        call(
+            "federate",
+            small,
+            "--runtime",
+            "process",
+            "--out",
+            tmp_path / "moved",
+            "--json",
+        )[0]
+        == 0
+    )
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path: Path) -> None:
-    scenario = load_scenario(str(small), ["posterior.preconditioner=private-whiten", "posterior.intercept=true"])
+def test_what_a_ledger_holds_is_not_spent_again(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    scenario = load_scenario(
+        str(small),
+        ["posterior.preconditioner=private-whiten", "posterior.intercept=true"],
+    )
     inputs, path = build(scenario), tmp_path / "shared.jsonl"
     book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
     book.charge("an earlier run", 0, [book.budget / 2])
-    more = ("--set", "posterior.preconditioner=private-whiten", "--set", "posterior.intercept=true", "--ledger", path)
-    code, out, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "out", *more, "--json")
+    more = (
+        "--set",
+        "posterior.preconditioner=private-whiten",
+        "--set",
+        "posterior.intercept=true",
+        "--ledger",
+        path,
+    )
+    code, out, err = call(
+        "federate",
+        small,
+        "--runtime",
+        "process",
+        "--out",
+        tmp_path / "out",
+        *more,
+        "--json",
+    )
     assert code == 0, err
     release = inputs.release
     assert release is not None
@@ -234,13 +380,19 @@ def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path
     assert book.rounds(release.name) == len(release.loss)
     assert 0.6 < np.max(book.spent / book.budget) <= 1 + 1e-9
     for k in range(4):
-        own = (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl").read_text().splitlines()
+        own = (
+            (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl")
+            .read_text()
+            .splitlines()
+        )
         before = json.loads(own[1])
         assert before["round"] == 0
         assert before["loss"][0] == pytest.approx(book.budget[k] / 2 + release.spent[k])
     assert strict(out)["federation"]["absences"] == 0
     # A real server begins a ledger of its own with all of that: with the owner's it could try whose data these are.
-    assert call("federate", small, "--prepare", "--out", tmp_path / "real", *more)[0] == 0
+    assert (
+        call("federate", small, "--prepare", "--out", tmp_path / "real", *more)[0] == 0
+    )
     server = tmp_path / "real" / "federation" / "server" / "ledger.jsonl"
     assert json.loads(server.read_text().splitlines()[0])["subject"] == ""
     assert Anchor.of(server).salt != Anchor.of(path).salt
@@ -248,10 +400,17 @@ def test_what_a_ledger_holds_is_not_spent_again(call: Any, small: Path, tmp_path
     assert call("plan", small, *more[:4], "--ledger", server, "--no-compare")[0] == 0
 
 
-def test_every_chain_of_real_devices_is_paid_for(call: Any, small: Path, tmp_path: Path) -> None:
-    keys = {tuple(jax.random.key_data(jax.random.key(0)).tolist())}  # of the scenario's seed, which anybody may know
+def test_every_chain_of_real_devices_is_paid_for(
+    call: Any, small: Path, tmp_path: Path
+) -> None:
+    keys = {
+        tuple(jax.random.key_data(jax.random.key(0)).tolist())
+    }  # of the scenario's seed, which anybody may know
     for name, chains in (("one", ()), ("three", ("--chains", 3))):
-        assert call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0] == 0
+        assert (
+            call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0]
+            == 0
+        )
         job = Job.load(tmp_path / name / "federation" / "server")
         assert job.releases == job.chains == (3 if chains else 1)
         total = job.planned_loss.sum(0) / job.plan.privacy.budget(4)
@@ -260,7 +419,9 @@ def test_every_chain_of_real_devices_is_paid_for(call: Any, small: Path, tmp_pat
         assert job.lattice is not None
         keys.add(tuple(job.key.tolist()))
     assert len(keys) == 3
-    code, _, err = call("federate", small, "--runtime", "process", "--out", tmp_path / "one")
+    code, _, err = call(
+        "federate", small, "--runtime", "process", "--out", tmp_path / "one"
+    )
     assert code == 2
     assert "real or simulated" in err
 
@@ -269,20 +430,57 @@ def test_without_flower_a_sentence_says_what_to_install(
     call: Any, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "flwr" else find(name, *more))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "flwr" else find(name, *more),
+    )
     code, _, err = call("federate", small, "--out", tmp_path / "out")
     assert code == 2
     assert "wflmc[flower]" in err
 
 
-@pytest.mark.skipif(not FULL, reason="starts ray, and make federation does too: make test-full runs it")
-def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(small: Path, tmp_path: Path, call: Any) -> None:
-    pytest.importorskip("ray", reason="Flower's simulation engine needs ray: pip install 'wflmc[flower]'")
+@pytest.mark.skipif(
+    not FULL, reason="starts ray, and make federation does too: make test-full runs it"
+)
+def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(
+    small: Path, tmp_path: Path, call: Any
+) -> None:
+    pytest.importorskip(
+        "ray",
+        reason="Flower's simulation engine needs ray: pip install 'wflmc[flower]'",
+    )
     devices, rounds = count(4, 30), count(3, 20)
-    sizes = {"posterior.devices": devices, "sampler.burn_in": rounds - 2, "sampler.samples": 2}
-    given = [str(small), *(word for name, value in sizes.items() for word in ("--set", f"{name}={value}")), "--json"]
-    command = [sys.executable, "-m", "wflmc", "federate", *given, "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, "--deadline", "1800"], capture_output=True, text=True, timeout=1800, check=False)
+    sizes = {
+        "posterior.devices": devices,
+        "sampler.burn_in": rounds - 2,
+        "sampler.samples": 2,
+    }
+    given = [
+        str(small),
+        *(
+            word
+            for name, value in sizes.items()
+            for word in ("--set", f"{name}={value}")
+        ),
+        "--json",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "wflmc",
+        "federate",
+        *given,
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        [*command, "--deadline", "1800"],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     summary = strict(done.stdout)
     assert len(summary["federation"]["sent"]) == rounds
@@ -291,6 +489,10 @@ def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(small: Pa
     assert "Traceback" not in done.stderr
     assert "wflmc: warning: The radio channel is emulated" in done.stderr
     assert call("run", *given, "--out", tmp_path / "run")[0] == 0
-    assert np.abs(samples(tmp_path / "out") - samples(tmp_path / "run")).max() < ROUNDING
+    assert (
+        np.abs(samples(tmp_path / "out") - samples(tmp_path / "run")).max() < ROUNDING
+    )
     for k in range(devices):
-        assert (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl").exists()
+        assert (
+            tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl"
+        ).exists()

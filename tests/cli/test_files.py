@@ -20,7 +20,15 @@ from ..cli_tools import write_gains
 )
 def test_bad_gain_files(call, scenario, tmp_path, table, part):
     write_gains(tmp_path, table)
-    code, out, err = call("plan", scenario, "--set", "link.fading=file", "--set", "link.gains=h.npy", "--json")
+    code, out, err = call(
+        "plan",
+        scenario,
+        "--set",
+        "link.fading=file",
+        "--set",
+        "link.gains=h.npy",
+        "--json",
+    )
     assert (code, out) == (2, "")
     assert "link.gains" in err
     assert part in err
@@ -32,11 +40,15 @@ def test_gain_files_are_used_as_they_are(plan_of, scenario, tmp_path):
     document = plan_of(
         scenario, "--set", "link.fading=file", "--set", "link.gains=h.npy", "--set", "policy.power=no-dp",
     )  # fmt: skip
-    power = (np.array(document["gain"]) * 30) ** 2 / np.min(np.abs(table[:51]), axis=1) ** 2
+    power = (np.array(document["gain"]) * 30) ** 2 / np.min(
+        np.abs(table[:51]), axis=1
+    ) ** 2
     cap = document["constants"]["step_size"] / 2
     limit = np.minimum(5 * 100.0, cap * 900 / np.min(np.abs(table[:51]), axis=1) ** 2)
     np.testing.assert_allclose(power, limit, rtol=1e-9)
-    assert any("link.power has no effect" in warning for warning in document["warnings"])
+    assert any(
+        "link.power has no effect" in warning for warning in document["warnings"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv", "bare.csv"])
@@ -47,14 +59,24 @@ def test_own_data(plan_of, call, scenario, tmp_path, kind):
     if kind == "npz":
         np.savez(tmp_path / name, X=X, y=y)
     elif kind == "csv":
-        np.savetxt(tmp_path / name, np.column_stack([y, X]), delimiter=",", header="y,a,b,c", comments="")
+        np.savetxt(
+            tmp_path / name,
+            np.column_stack([y, X]),
+            delimiter=",",
+            header="y,a,b,c",
+            comments="",
+        )
     else:
         np.savetxt(tmp_path / name, np.column_stack([X, y]), delimiter=",")
-    document = plan_of(scenario, "--set", f"posterior.data={name}", "--set", "policy.power=equal")
+    document = plan_of(
+        scenario, "--set", f"posterior.data={name}", "--set", "policy.power=equal"
+    )
     eigenvalues = np.linalg.eigvalsh(X.T @ X + np.eye(3))
     assert document["constants"]["mu"] == pytest.approx(eigenvalues[0], rel=1e-9)
     assert document["constants"]["dim"] == 3
-    code, _, err = call("plan", scenario, "--set", f"posterior.data={name}", "--set", "posterior.dim=4")
+    code, _, err = call(
+        "plan", scenario, "--set", f"posterior.data={name}", "--set", "posterior.dim=4"
+    )
     assert code == 2
     assert "posterior.dim = 4" in err
 
@@ -100,7 +122,10 @@ def test_bad_npz(call, scenario, tmp_path, arrays):
         (tmp_path / "d.npz").write_bytes(arrays)
     else:
         np.savez(tmp_path / "d.npz", **arrays)
-    for arguments in (["plan", scenario, "--set", "posterior.data=d.npz"], ["reproduce", "--data", tmp_path / "d.npz"]):
+    for arguments in (
+        ["plan", scenario, "--set", "posterior.data=d.npz"],
+        ["reproduce", "--data", tmp_path / "d.npz"],
+    ):
         code, _, err = call(*arguments)
         assert code == 2
         assert "data" in err
@@ -111,8 +136,16 @@ def test_odd_but_good_csv(plan_of, scenario, tmp_path):
     """Windows line ends, a byte-order mark, blank lines and spaces are no reason to refuse."""
     generator = np.random.default_rng(0)
     table = generator.standard_normal((60, 3))
-    text = "\ufeff x , y ,z\r\n\r\n" + "\r\n".join(", ".join(f"{v:.6f}" for v in row) for row in table) + "\r\n\r\n"
+    text = (
+        "\ufeff x , y ,z\r\n\r\n"
+        + "\r\n".join(", ".join(f"{v:.6f}" for v in row) for row in table)
+        + "\r\n\r\n"
+    )
     (tmp_path / "d.csv").write_bytes(text.encode("utf-8"))
     X = np.round(table[:, [0, 2]], 6)
-    document = plan_of(scenario, "--set", "posterior.data=d.csv", "--set", "policy.power=equal")
-    assert document["constants"]["L"] == pytest.approx(np.linalg.eigvalsh(X.T @ X + np.eye(2))[-1], rel=1e-9)
+    document = plan_of(
+        scenario, "--set", "posterior.data=d.csv", "--set", "policy.power=equal"
+    )
+    assert document["constants"]["L"] == pytest.approx(
+        np.linalg.eigvalsh(X.T @ X + np.eye(2))[-1], rel=1e-9
+    )

@@ -44,7 +44,18 @@ def patients(rows: int = 300) -> pd.DataFrame:
     return frame
 
 
-FIT = ["--epsilon", "3", "--delta", "1e-5", "--device", "clinic", "--id", "person", "--seed", "0"]
+FIT = [
+    "--epsilon",
+    "3",
+    "--delta",
+    "1e-5",
+    "--device",
+    "clinic",
+    "--id",
+    "person",
+    "--seed",
+    "0",
+]
 
 
 @pytest.fixture
@@ -56,16 +67,30 @@ def table(tmp_path):
 
 def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
     model, out = tmp_path / "model", tmp_path / "predictions.csv"
-    code, printed, _ = call("fit", table, "--target", "state", *FIT, "--out", model, "--json")
+    code, printed, _ = call(
+        "fit", table, "--target", "state", *FIT, "--out", model, "--json"
+    )
     assert code == 0
     found = json.loads(printed)
-    assert {"accuracy", "ece", "nll", "epsilon_spent", "epsilon_by_part", "settings", "seconds"} <= set(found)
+    assert {
+        "accuracy",
+        "ece",
+        "nll",
+        "epsilon_spent",
+        "epsilon_by_part",
+        "settings",
+        "seconds",
+    } <= set(found)
     assert found["accuracy"] > 0.7
     assert found["classes"] == ["ill", "well"]
     assert found["epsilon_spent"] <= 3
-    assert sum(found["epsilon_by_part"].values()) == pytest.approx(found["epsilon_spent"])
+    assert sum(found["epsilon_by_part"].values()) == pytest.approx(
+        found["epsilon_spent"]
+    )
     assert found["privacy"]["adjacency"] == "replace"
-    assert {"scores", "classes", "random_state", "categories of sex"} <= {item["name"] for item in found["not_covered"]}
+    assert {"scores", "classes", "random_state", "categories of sex"} <= {
+        item["name"] for item in found["not_covered"]
+    }
     assert found == json.loads((model / "fit.json").read_text())
     # The ledger has the losses that fit.json speaks of, before anything was drawn from them.
     promise = Privacy(3.0, 1e-5, unit="record", example_clip=1.0)
@@ -79,7 +104,12 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
     code, _, errors = call("predict", model, tmp_path / "new.csv", "--out", out)
     assert code == 0
     assert "column 'sex' have a category that the model does not know" in errors
-    assert "exists already" in call("predict", model, tmp_path / "new.csv", "--out", tmp_path / "new.csv")[2]
+    assert (
+        "exists already"
+        in call("predict", model, tmp_path / "new.csv", "--out", tmp_path / "new.csv")[
+            2
+        ]
+    )
     made = pd.read_csv(out)
     assert list(made.columns) == ["person", "prediction", "p_ill", "p_well"]
     assert list(made["person"]) == list(unseen["person"])
@@ -88,7 +118,15 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
 
     assert call("report", model)[0] == 0
     page = (model / "report.html").read_text()
-    assert all(words in page for words in ("What ε bought", "adjacency = replace", "north", "calibration error"))
+    assert all(
+        words in page
+        for words in (
+            "What ε bought",
+            "adjacency = replace",
+            "north",
+            "calibration error",
+        )
+    )
     code, _, errors = call("fit", table, "--target", "state", *FIT, "--out", model)
     assert code == 2
     assert "fits of the same data add up" in errors
@@ -112,21 +150,34 @@ DAMAGE = {
 def damaged_files_are_refused(call, model, table, out):
     for name, contents in DAMAGE.items():
         whole = (model / name).read_bytes()
-        for content in (*(text.encode() for text in contents), whole[: len(whole) // 2]):
+        for content in (
+            *(text.encode() for text in contents),
+            whole[: len(whole) // 2],
+        ):
             (model / name).write_bytes(content)
             commands = [("predict", model, table, "--out", out), ("report", model)]
             for command in commands if name == "fit.json" else commands[:1]:
                 code, _, errors = call(*command)
-                assert (code, "Traceback" in errors, out.exists()) == (2, False, False), (name, content)
+                assert (code, "Traceback" in errors, out.exists()) == (
+                    2,
+                    False,
+                    False,
+                ), (name, content)
         (model / name).write_bytes(whole)
 
 
 def formulas_are_written_as_text(call, model, unseen, folder):
-    unseen.assign(person=["=cmd|' /C calc'!A0", "@x", "-3.5", *unseen["person"][3:]]).to_csv(
-        folder / "f.csv", index=False
+    unseen.assign(
+        person=["=cmd|' /C calc'!A0", "@x", "-3.5", *unseen["person"][3:]]
+    ).to_csv(folder / "f.csv", index=False)
+    assert (
+        call("predict", model, folder / "f.csv", "--out", folder / "safe.csv")[0] == 0
     )
-    assert call("predict", model, folder / "f.csv", "--out", folder / "safe.csv")[0] == 0
-    assert pd.read_csv(folder / "safe.csv", dtype=str)["person"][:3].tolist() == ["'=cmd|' /C calc'!A0", "'@x", "-3.5"]
+    assert pd.read_csv(folder / "safe.csv", dtype=str)["person"][:3].tolist() == [
+        "'=cmd|' /C calc'!A0",
+        "'@x",
+        "-3.5",
+    ]
 
 
 def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
@@ -135,8 +186,28 @@ def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
     frame = patients(count(600, 2000)).drop(columns=["state", "clinic"])
     frame.to_parquet(tmp_path / "patients.parquet")
     model, out = tmp_path / "model", tmp_path / "predictions.csv"
-    options = ["--epsilon", "3", "--delta", "1e-5", "--devices", "5", "--id", "person", "--seed", "1", "--json"]
-    code, printed, _ = call("fit", tmp_path / "patients.parquet", "--target", "cost", *options, "--out", model)
+    options = [
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+        "--devices",
+        "5",
+        "--id",
+        "person",
+        "--seed",
+        "1",
+        "--json",
+    ]
+    code, printed, _ = call(
+        "fit",
+        tmp_path / "patients.parquet",
+        "--target",
+        "cost",
+        *options,
+        "--out",
+        model,
+    )
     assert code == 0
     found = json.loads(printed)
     assert found["task"] == "regression"
@@ -152,17 +223,33 @@ def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
 
 
 def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
-    options = ["--epsilon", "3", "--delta", "1e-5", "--device", "clinic", "--id", "person"]
+    options = [
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+        "--device",
+        "clinic",
+        "--id",
+        "person",
+    ]
     code, printed, _ = call("tune", table, "--target", "state", *options, "--json")
     assert code == 0
     found = json.loads(printed)
     assert found["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
     first, *others = (one["rank"] for one in found["candidates"])
     assert others == sorted(others)
-    assert first <= 1.01 * others[0]  # of those that are as good, the one with most draws
+    assert (
+        first <= 1.01 * others[0]
+    )  # of those that are as good, the one with most draws
     assert found["privacy"]["adjacency"] == "replace"
     assert "costs no privacy" in found["cost"]
-    assert {"as it is", "twice epsilon", "twice the rows and devices", "twice the rounds"} == set(found["worth"])
+    assert {
+        "as it is",
+        "twice epsilon",
+        "twice the rows and devices",
+        "twice the rounds",
+    } == set(found["worth"])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +268,9 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
         ({"bmi": "9" * 400}, [], "column 'bmi' has infinite values"),
     ],
 )
-def test_a_table_that_will_not_do_is_one_sentence_and_nothing_is_written(call, tmp_path, change, options, words):
+def test_a_table_that_will_not_do_is_one_sentence_and_nothing_is_written(
+    call, tmp_path, change, options, words
+):
     frame = patients(40).drop(columns="cost").assign(**change)
     frame.to_csv(tmp_path / "bad.csv", index=False)
     given = ["--target", "state", *FIT, "--out", tmp_path / "model", *options]

@@ -68,7 +68,9 @@ WRITERS = {
     "numpy.csv": lambda path, table: np.savetxt(path, table, delimiter=","),
     "v4.mat": lambda path, table: scipy.io.savemat(path, {"H": table}, format="4"),
     "v6.mat": lambda path, table: scipy.io.savemat(path, {"H": table}),
-    "v7.mat": lambda path, table: scipy.io.savemat(path, {"H": table}, do_compression=True),
+    "v7.mat": lambda path, table: scipy.io.savemat(
+        path, {"H": table}, do_compression=True
+    ),
     "v73.mat": lambda path, table: write_matlab_73(path, table=table),
     "h.h5": write_hdf5,
     "H.HDF5": write_hdf5,
@@ -84,7 +86,9 @@ def test_every_format_gives_the_same_array(tmp_path, name, kind):
     assert read.dtype == table.dtype
     assert read.shape == table.shape
     np.testing.assert_array_equal(read, table)
-    assert read.flags.c_contiguous  # sums over devices are rounded by the order in memory
+    assert (
+        read.flags.c_contiguous
+    )  # sums over devices are rounded by the order in memory
 
 
 @pytest.fixture
@@ -92,9 +96,23 @@ def plan_by_gains(plan_of, scenario):
     """Return the plan of the scenario with a file of gains, without what names the file."""
 
     def plan(gains):
-        overrides = ["link.fading=file", f"link.gains={gains}", "policy.schedule=threshold"]
+        overrides = [
+            "link.fading=file",
+            f"link.gains={gains}",
+            "policy.schedule=threshold",
+        ]
         document = plan_of(scenario, *with_set(overrides))
-        return {key: document[key] for key in ("gain", "threshold", "active_devices", "bound", "privacy", "warnings")}
+        return {
+            key: document[key]
+            for key in (
+                "gain",
+                "threshold",
+                "active_devices",
+                "bound",
+                "privacy",
+                "warnings",
+            )
+        }
 
     return plan
 
@@ -109,7 +127,9 @@ def test_every_format_gives_the_same_plan(plan_by_gains, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["h.npz", "h.mat", "v73.mat", "h.h5"])
-def test_a_variable_is_chosen_by_its_name(plan_by_gains, call, scenario, tmp_path, name):
+def test_a_variable_is_chosen_by_its_name(
+    plan_by_gains, call, scenario, tmp_path, name
+):
     table = draw_gains("complex")
     np.save(tmp_path / "h.npy", table)
     arrays = {"H": table, "snr": np.ones((1, 1))}
@@ -125,7 +145,9 @@ def test_a_variable_is_chosen_by_its_name(plan_by_gains, call, scenario, tmp_pat
             file["measured/snr"] = arrays["snr"]
     assert plan_by_gains(f"{name}:H") == plan_by_gains("h.npy")
     for gains in (name, f"{name}:G", f"{name}:"):
-        code, out, err = call("plan", scenario, *with_set(["link.fading=file", f"link.gains={gains}"]))
+        code, out, err = call(
+            "plan", scenario, *with_set(["link.fading=file", f"link.gains={gains}"])
+        )
         assert (code, out) == (2, "")
         assert "link.gains" in err
         assert name in err
@@ -251,7 +273,9 @@ BAD_FILES = {
     "text.mat": write_bytes(b"no MATLAB file" * 20),
     "empty.mat": write_bytes(b""),
     "cells.mat": pickled,
-    "logical.mat": lambda path: scipy.io.savemat(path, {"H": np.ones((ROUNDS, DEVICES), bool)}),
+    "logical.mat": lambda path: scipy.io.savemat(
+        path, {"H": np.ones((ROUNDS, DEVICES), bool)}
+    ),
     "char.mat": lambda path: scipy.io.savemat(path, {"H": "0.5"}),
     "struct.mat": lambda path: scipy.io.savemat(path, {"H": {"a": 1.0}}),
     "cut.mat": cut("v7.mat"),
@@ -284,14 +308,21 @@ BAD_FILES = {
     "zero.mat": lambda path: scipy.io.savemat(path, {"H": np.zeros((ROUNDS, DEVICES))}),
     "shape.mat": lambda path: scipy.io.savemat(path, {"H": np.ones((DEVICES, ROUNDS))}),
     "vector.h5": lambda path: write_hdf5(path, np.ones(DEVICES)),
-    "cube.mat": lambda path: scipy.io.savemat(path, {"H": np.ones((ROUNDS, 2, DEVICES))}),
+    "cube.mat": lambda path: scipy.io.savemat(
+        path, {"H": np.ones((ROUNDS, 2, DEVICES))}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_files_are_refused_by_name(call, scenario, tmp_path, name):
     BAD_FILES[name](tmp_path / name)
-    code, out, err = call("plan", scenario, *with_set(["link.fading=file", f"link.gains={name}"]), "--json")
+    code, out, err = call(
+        "plan",
+        scenario,
+        *with_set(["link.fading=file", f"link.gains={name}"]),
+        "--json",
+    )
     assert (code, out) == (2, "")
     assert err.startswith("wflmc: link.gains")
     assert name in err
@@ -308,7 +339,9 @@ def test_files_of_one_array_have_no_variables(tmp_path, name):
 def test_a_packed_file_that_unpacks_to_too_much_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("wflmc.support.storage.MAX_EXPANDED_BYTES", 2**16)
     monkeypatch.setattr("wflmc.support.storage.MAX_EXPANSION", 2)
-    monkeypatch.setattr("wflmc.scenario.gains.expansion_limit", lambda size: max(2**16, 2 * size))
+    monkeypatch.setattr(
+        "wflmc.scenario.gains.expansion_limit", lambda size: max(2**16, 2 * size)
+    )
     table = np.ones((300, 300))
     scipy.io.savemat(tmp_path / "h.mat", {"H": table}, do_compression=True)
     np.savez_compressed(tmp_path / "h.npz", H=table)
@@ -321,7 +354,10 @@ def test_a_packed_file_that_unpacks_to_too_much_is_not_read(tmp_path, monkeypatc
 
 def test_an_array_that_is_there_twice_is_refused(tmp_path):
     np.savez(tmp_path / "h.npz", H=np.ones((2, 2)))
-    with zipfile.ZipFile(tmp_path / "h.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+    with (
+        zipfile.ZipFile(tmp_path / "h.npz", "a") as archive,
+        pytest.warns(UserWarning, match="Duplicate"),
+    ):
         archive.writestr("H.npy", archive.read("H.npy"))
     for name in ("h.npz", "h.npz:H"):
         with pytest.raises(InputError):
@@ -345,7 +381,9 @@ def test_files_of_octave(tmp_path, option):
     if octave is None:
         pytest.skip("Octave is not installed")
     code = f"H = reshape(1:6, 2, 3) / 8 + 0.5i; save('{option}', 'h.mat', 'H');"
-    subprocess.run([octave, "--quiet", "--no-init-file", "--eval", code], cwd=tmp_path, check=True)
+    subprocess.run(
+        [octave, "--quiet", "--no-init-file", "--eval", code], cwd=tmp_path, check=True
+    )
     expected = np.arange(1, 7).reshape(3, 2).T / 8 + 0.5j
     np.testing.assert_array_equal(load_gains(str(tmp_path / "h.mat")), expected)
 

@@ -28,7 +28,10 @@ from ..cli_tools import STATIC, with_set
         (lambda plan: plan["constants"].update(mu=1.0), "constants.mu"),
         (lambda plan: plan["constants"].update(burn_in=float("inf")), "--plan"),
         (lambda plan: plan["privacy"].update(budget=9.0), "privacy.budget"),
-        (lambda plan: plan["scenario"]["privacy"].update(epsilon=50.0), "privacy.budget"),
+        (
+            lambda plan: plan["scenario"]["privacy"].update(epsilon=50.0),
+            "privacy.budget",
+        ),
         (lambda plan: plan["scenario"].update(posterior={"seed": 5}), "constants.mu"),
         (lambda plan: plan.update(scenario=[]), "--plan"),
     ],
@@ -55,12 +58,17 @@ def test_a_plan_outlives_rounding_but_not_other_data(call, plan_of, scenario, tm
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(document))
     assert call("run", "--plan", saved)[0] == 0
-    np.savez(tmp_path / "d.npz", X=X, y=2 * y)  # no hash of the data tells, but what the plan took from them
+    np.savez(
+        tmp_path / "d.npz", X=X, y=2 * y
+    )  # no hash of the data tells, but what the plan took from them
     code, _, err = call("run", "--plan", saved)
     assert code == 2
     assert "constants.initial_w2_sq" in err
     assert list(document["files"]) == ["link.gains"]
-    hashed = {**document["files"], "posterior.data": hashlib.sha256(b"the data of an earlier version").hexdigest()}
+    hashed = {
+        **document["files"],
+        "posterior.data": hashlib.sha256(b"the data of an earlier version").hexdigest(),
+    }
     saved.write_text(json.dumps({**document, "files": hashed}))
     assert "posterior.data" in call("run", "--plan", saved)[2]
     np.save(tmp_path / "h.npy", generator.rayleigh(0.1, (60, 30)))
@@ -95,7 +103,10 @@ def test_usage_errors(call):
 
 BAD = [
     (["privacy.epsilon=-1"], "privacy.epsilon"),
-    (["privacy.epsilon=0"], "privacy.epsilon = 0 was given, but it must be greater than or equal to 1e-50."),
+    (
+        ["privacy.epsilon=0"],
+        "privacy.epsilon = 0 was given, but it must be greater than or equal to 1e-50.",
+    ),
     (["privacy.epsilon=nan"], "privacy.epsilon"),
     (["privacy.delta=1.0"], "privacy.delta"),
     (["privacy.delta=0.0"], "privacy.delta"),
@@ -142,8 +153,13 @@ BAD = [
 
 
 def test_limits_are_short_and_names_of_others_are_whole(call, scenario, monkeypatch):
-    monkeypatch.setattr(plugins, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"])
-    for value, says in (("privacy.clip=1e60", "less than 1e+15."), ("policy.max_round_noise=0", "equal to 1e-09")):
+    monkeypatch.setattr(
+        plugins, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"]
+    )
+    for value, says in (
+        ("privacy.clip=1e60", "less than 1e+15."),
+        ("policy.max_round_noise=0", "equal to 1e-09"),
+    ):
         assert says in call("plan", scenario, "--set", value)[2]
     err = call("plan", scenario, "--set", "link.fading=foo")[2]
     assert "'indoor-2024.11.17.001', 'site-20241117093000' or a name that " in err
@@ -167,16 +183,25 @@ def test_nan_and_infinities_of_every_key_are_refused_for_what_they_are():
                 number = caught.value.given
                 if not isinstance(number, list) and math.isnan(number):
                     assert caught.value.allowed.startswith(
-                        ("a number", "a finite number", "a valid integer", "a valid number")
+                        (
+                            "a number",
+                            "a finite number",
+                            "a valid integer",
+                            "a valid number",
+                        )
                     )
                 tried += 1
     assert tried > 100
 
 
 @pytest.mark.parametrize(("overrides", "key"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_input_is_one_sentence_and_exit_code_2(call, scenario, tmp_path, overrides, key):
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    call, scenario, tmp_path, overrides, key
+):
     arguments = [word for text in overrides for word in ("--set", text)]
-    code, out, err = call("run", scenario, "--out", tmp_path / "out", "--json", *arguments)
+    code, out, err = call(
+        "run", scenario, "--out", tmp_path / "out", "--json", *arguments
+    )
     assert code == 2
     assert out == ""
     assert key in err
@@ -210,8 +235,14 @@ def test_missing_scenario(call, tmp_path):
 
 
 def test_misspelt_keys_get_a_suggestion(call, scenario):
-    assert "did you mean link.snr_db?" in call("plan", scenario, "--set", "link.snrdb=3")[2]
-    assert "did you mean privacy.epsilon?" in call("plan", scenario, "--set", "sampler.epsilon=3")[2]
+    assert (
+        "did you mean link.snr_db?"
+        in call("plan", scenario, "--set", "link.snrdb=3")[2]
+    )
+    assert (
+        "did you mean privacy.epsilon?"
+        in call("plan", scenario, "--set", "sampler.epsilon=3")[2]
+    )
     assert "did you mean link?" in call("plan", scenario, "--set", "lnk.snr_db=3")[2]
 
 
@@ -270,7 +301,12 @@ def test_every_key_is_accepted_and_idle_ones_are_listed(plan_of, tmp_path):
     path = tmp_path / "full.toml"
     path.write_text(FULL_SCENARIO)
     warnings = " ".join(plan_of(path)["warnings"])
-    for key in ("link.rician_k", "link.gains", "privacy.example_clip", "sampler.friction"):
+    for key in (
+        "link.rician_k",
+        "link.gains",
+        "privacy.example_clip",
+        "sampler.friction",
+    ):
         assert f"{key} has no effect" in warnings
     for key in ("link.power", "link.seed", "policy.schedule", "posterior.mu"):
         assert f"{key} has no effect" not in warnings
@@ -291,25 +327,44 @@ def test_constants_from_private_data_are_warned_of(plan_of, scenario):
 
     def leaks(*given, **overrides):
         sets = [f"posterior.{name}={public[name]}" for name in given]
-        sets += [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
-        found = plan_of(scenario, *(part for text in sets for part in ("--set", text)))["warnings"]
+        sets += [
+            f"{key.replace('__', '.')}={value}" for key, value in overrides.items()
+        ]
+        found = plan_of(scenario, *(part for text in sets for part in ("--set", text)))[
+            "warnings"
+        ]
         return [text for text in found if "private data" in text]
 
     (all_three,) = leaks()
-    assert "posterior.mu, posterior.L and posterior.initial_w2_sq are computed" in all_three
+    assert (
+        "posterior.mu, posterior.L and posterior.initial_w2_sq are computed"
+        in all_three
+    )
     (one,) = leaks("mu", "L")
     assert "posterior.initial_w2_sq is computed" in one
     assert leaks(*public) == []
     (two,) = leaks(posterior__model="softmax")
-    assert "posterior.L and posterior.initial_w2_sq are computed" in two  # μ is the prior's
+    assert (
+        "posterior.L and posterior.initial_w2_sq are computed" in two
+    )  # μ is the prior's
 
 
 def test_public_constants(plan_of, scenario):
     given = plan_of(
-        scenario, "--set", "posterior.mu=900.0", "--set", "posterior.L=1500.0", "--set", "posterior.initial_w2_sq=9.0"
+        scenario,
+        "--set",
+        "posterior.mu=900.0",
+        "--set",
+        "posterior.L=1500.0",
+        "--set",
+        "posterior.initial_w2_sq=9.0",
     )
     constants = given["constants"]
-    assert (constants["mu"], constants["L"], constants["initial_w2_sq"]) == (900.0, 1500.0, 9.0)
+    assert (constants["mu"], constants["L"], constants["initial_w2_sq"]) == (
+        900.0,
+        1500.0,
+        9.0,
+    )
     assert constants["step_size"] == pytest.approx(0.4 / 2400)
     assert not any("bound does not hold" in warning for warning in given["warnings"])
     wrong = plan_of(scenario, "--set", "posterior.L=1200.0")
@@ -317,7 +372,12 @@ def test_public_constants(plan_of, scenario):
 
 
 def test_reproduce_refuses_bad_input(call, tmp_path):
-    for arguments in (["fig9"], ["all", "fig9"], ["--data", "none.npz"], ["--data", "a.npz", "--data", "b.npz"]):
+    for arguments in (
+        ["fig9"],
+        ["all", "fig9"],
+        ["--data", "none.npz"],
+        ["--data", "a.npz", "--data", "b.npz"],
+    ):
         code, out, err = call("reproduce", *arguments, "--out", tmp_path / "out")
         assert (code, out) == (2, "")
         assert err.count("\n") == 1
@@ -326,11 +386,15 @@ def test_reproduce_refuses_bad_input(call, tmp_path):
     assert call("reproduce", "fig2", "--out", tmp_path / "file")[0] == 2
 
 
-@pytest.mark.parametrize("key", ["privacy.epsilon", "privacy.delta", "privacy.clip", "link.snr_db"])
+@pytest.mark.parametrize(
+    "key", ["privacy.epsilon", "privacy.delta", "privacy.clip", "link.snr_db"]
+)
 def test_lists_of_the_wrong_length_name_their_key(call, scenario, key):
     code, _, err = call("plan", scenario, "--set", f"{key}=[0.1, 0.2]")
     assert code == 2
-    assert err.startswith(f"wflmc: {key} = [0.1, 0.2] was given, but it must be one number, or one for each of the")
+    assert err.startswith(
+        f"wflmc: {key} = [0.1, 0.2] was given, but it must be one number, or one for each of the"
+    )
 
 
 def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
@@ -341,13 +405,19 @@ def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
     )
     privacy = plan_of(path)["privacy"]
     for loss, budget, epsilon, promised in zip(
-        privacy["spent"], privacy["budgets"], privacy["epsilon_each"], [2, 8, 15], strict=True
+        privacy["spent"],
+        privacy["budgets"],
+        privacy["epsilon_each"],
+        [2, 8, 15],
+        strict=True,
     ):
         assert epsilon <= promised * (1 + 1e-9)
         assert loss <= budget * (1 + 1e-9)
     assert max(privacy["epsilon_each"]) == privacy["epsilon_spent"]
     out = call("plan", path, "--no-compare")[1]
-    assert "(budget 0.40128), ε = 2 (replace), exact accountant" in " ".join(out.split())
+    assert "(budget 0.40128), ε = 2 (replace), exact accountant" in " ".join(
+        out.split()
+    )
 
 
 def test_a_scheme_that_does_not_clip_keeps_no_promise(plan_of, scenario):

@@ -50,11 +50,18 @@ def test_plan_command(plan_of, call, file, tmp_path):
     assert constants["step_size"] == pytest.approx(constants["L"] ** -0.5)
     assert constants["friction"] == pytest.approx(2 * constants["mu"] ** 0.5)
     assert constants["dynamics"] == "kinetic"
-    assert [document[name] for name in ("bound", "objective", "lower_bound", "gap")] == [None] * 4
+    assert [
+        document[name] for name in ("bound", "objective", "lower_bound", "gap")
+    ] == [None] * 4
     assert constants["initial_w2_sq"] > 0
     assert len(document["exact_w2_sq"]) == 11
-    assert plan_of(file, "--set", "sampler.friction=7.5")["constants"]["friction"] == 7.5
-    assert plan_of(file, "--set", "sampler.step_size=0.01")["constants"]["step_size"] == 0.01
+    assert (
+        plan_of(file, "--set", "sampler.friction=7.5")["constants"]["friction"] == 7.5
+    )
+    assert (
+        plan_of(file, "--set", "sampler.step_size=0.01")["constants"]["step_size"]
+        == 0.01
+    )
     assert plan_of(file, "--set", "sampler.burn_in=auto")["constants"]["burn_in"] > 0
     idle = plan_of(file, "--set", "sampler.dynamics=overdamped")
     assert "friction" not in idle["constants"]
@@ -73,7 +80,17 @@ def test_plan_command(plan_of, call, file, tmp_path):
     ):
         code, _, err = call("plan", file, *arguments)
         assert (code, says in err) == (2, True), err
-    code, out, _ = call("plan", file, "--solve-for", "link.snr_db", "--target", "0.5", "--metric", "exact", "--json")
+    code, out, _ = call(
+        "plan",
+        file,
+        "--solve-for",
+        "link.snr_db",
+        "--target",
+        "0.5",
+        "--metric",
+        "exact",
+        "--json",
+    )
     assert code == 0
     assert strict(out)["solve_for"]["reachable"]
 
@@ -82,15 +99,30 @@ def samples_in(folder):
     import h5netcdf
 
     with h5netcdf.File(folder / "trace.nc") as found:
-        return found["posterior"]["theta"][...], found["sample_stats"]["last_velocity"][...]
+        return found["posterior"]["theta"][...], found["sample_stats"]["last_velocity"][
+            ...
+        ]
 
 
-def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monkeypatch):
+def test_run_command_goes_on_as_if_it_had_never_ended(
+    call, file, tmp_path, monkeypatch
+):
     """At its caps a plan has the same gains whatever the number of rounds: more rounds are those of a longer run."""
     from wflmc.runs import execution
 
     caps = ("--set", "policy.power=no-dp")
-    assert call("run", file, *caps, "--out", tmp_path / "long", "--set", "sampler.samples=12")[0] == 0
+    assert (
+        call(
+            "run",
+            file,
+            *caps,
+            "--out",
+            tmp_path / "long",
+            "--set",
+            "sampler.samples=12",
+        )[0]
+        == 0
+    )
     folder = tmp_path / "short"
     assert call("run", file, *caps, "--out", folder)[0] == 0
     whole = execution.sample
@@ -98,7 +130,9 @@ def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monk
     def crash(*_, **__):
         raise InputError("stop", "here", "what this test does")
 
-    with monkeypatch.context() as patch:  # stopped after its trace was written, before its checkpoint was removed
+    with (
+        monkeypatch.context() as patch
+    ):  # stopped after its trace was written, before its checkpoint was removed
         patch.setattr(execution.shutil, "rmtree", crash)
         assert call("run", "--resume", folder, "--more", "7")[0] == 2
     assert samples_in(folder)[0].shape[1] == 12
@@ -106,7 +140,9 @@ def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monk
     code, out, err = call("run", "--resume", folder, "--json")
     assert code == 0, err
     assert strict(out)["w2_sq"] is not None
-    for ours, theirs in zip(samples_in(folder), samples_in(tmp_path / "long"), strict=True):
+    for ours, theirs in zip(
+        samples_in(folder), samples_in(tmp_path / "long"), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     assert execution.sample is whole
 
@@ -114,9 +150,14 @@ def test_run_command_goes_on_as_if_it_had_never_ended(call, file, tmp_path, monk
 def test_a_saved_plan_is_run_as_it_stands(call, file, tmp_path):
     _, out, _ = call("plan", file, "--json")
     (tmp_path / "plan.json").write_text(out)
-    assert call("run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "saved")[0] == 0
+    assert (
+        call("run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "saved")[0]
+        == 0
+    )
     assert call("run", file, "--out", tmp_path / "direct")[0] == 0
-    for ours, theirs in zip(samples_in(tmp_path / "saved"), samples_in(tmp_path / "direct"), strict=True):
+    for ours, theirs in zip(
+        samples_in(tmp_path / "saved"), samples_in(tmp_path / "direct"), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
     again = json.loads((tmp_path / "saved" / "plan.json").read_text())
     assert again["constants"]["friction"] == strict(out)["constants"]["friction"]
@@ -127,7 +168,13 @@ def test_a_saved_plan_is_run_as_it_stands(call, file, tmp_path):
 def test_softmax_chains_move_too():
     """Any model: only the law is Gaussian's."""
     posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=60, dim=2)
-    plan = make(posterior, "equal", privacy=wflmc.Privacy(clip=50.0), initial_w2_sq=1.0, samples=3)
+    plan = make(
+        posterior,
+        "equal",
+        privacy=wflmc.Privacy(clip=50.0),
+        initial_w2_sq=1.0,
+        samples=3,
+    )
     trace = wflmc.sample(jax.random.key(1), posterior, plan, 5)
     assert jnp.all(jnp.isfinite(trace.theta))
     assert wflmc.evaluate(trace, posterior).bound is None

@@ -26,20 +26,30 @@ def test_the_scenario_plans_at_once(made, plan_of):
     document = plan_of(made[0] / "scenario.toml")
     assert document["privacy"]["epsilon_spent"] <= 3 * (1 + 1e-9)
     assert document["gap"] <= 1e-6
-    assert len(document["warnings"]) == 1  # that constants come from private data, as with every plan like it
+    assert (
+        len(document["warnings"]) == 1
+    )  # that constants come from private data, as with every plan like it
     assert "private data" in document["warnings"][0]
 
 
 def test_the_next_two_commands(made):
     folder, out = made
-    assert sorted(path.name for path in folder.iterdir()) == ["model.py", "scenario.toml"]
-    assert out.splitlines()[1:] == [f"  wflmc plan '{folder}/scenario.toml'", f"  python '{folder}/model.py'"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.py",
+        "scenario.toml",
+    ]
+    assert out.splitlines()[1:] == [
+        f"  wflmc plan '{folder}/scenario.toml'",
+        f"  python '{folder}/model.py'",
+    ]
 
 
 def test_what_is_given_is_the_default_but_for_what_has_none(made):
     """So that deleting a line changes nothing, and the comments' words for defaults stay true."""
     given = load_scenario(made[0] / "scenario.toml").model_dump()
-    own = {f"privacy.{key}" for key in ("unit", "epsilon", "delta", "example_clip")} | {"policy.max_round_noise"}
+    own = {f"privacy.{key}" for key in ("unit", "epsilon", "delta", "example_clip")} | {
+        "policy.max_round_noise"
+    }
     for section, values in Scenario().model_dump().items():
         for key, value in values.items():
             if f"{section}.{key}" not in own:
@@ -65,20 +75,35 @@ def test_every_key_and_every_word_in_its_comments_is_known(made):
 
 
 def test_the_script_runs_as_it_stands(made):
-    result = subprocess.run([sys.executable, made[0] / "model.py"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, made[0] / "model.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
-    mean = [float(word) for word in re.search(r"posterior mean +\[(.*)\]", result.stdout)[1].split()]
-    assert mean == pytest.approx([0.5, -0.5, 1.0, 0.7, 0.4], abs=0.12)  # four standard deviations of the posterior
+    mean = [
+        float(word)
+        for word in re.search(r"posterior mean +\[(.*)\]", result.stdout)[1].split()
+    ]
+    assert mean == pytest.approx(
+        [0.5, -0.5, 1.0, 0.7, 0.4], abs=0.12
+    )  # four standard deviations of the posterior
     assert "ε spent" in result.stdout
 
 
 @pytest.mark.skipif(not FULL, reason="a second run of the script: make test-full")
 def test_the_script_runs_with_labels(made):
     text = (made[0] / "model.py").read_text(encoding="utf-8")
-    old, new = "posterior = wflmc.gaussian_regression", "y = (y > 0).astype(int)\nposterior = wflmc.softmax_regression"
+    old, new = (
+        "posterior = wflmc.gaussian_regression",
+        "y = (y > 0).astype(int)\nposterior = wflmc.softmax_regression",
+    )
     assert old in text
     text = text.replace(old, new).replace("chains=100", "chains=4")
-    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 

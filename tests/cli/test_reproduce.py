@@ -16,7 +16,9 @@ from ..cli_tools import is_picture, strict
 from ..conftest import FULL, PAPER_DATA, count
 
 CLOSED = ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5")
-SAMPLED = ("fig6", "fig7") if FULL else ()  # figure 6 comes with all its experiments below
+SAMPLED = (
+    ("fig6", "fig7") if FULL else ()
+)  # figure 6 comes with all its experiments below
 FEW = str(count(2, 3))
 SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
 
@@ -27,7 +29,9 @@ def test_reproduce(call, tmp_path):
     assert (code, err) == (0, "")
     assert "The paper's stated outcomes" in out
     for name in (*CLOSED, *SAMPLED):
-        assert all(is_picture(tmp_path / f"{name}.{suffix}") for suffix in ("png", "svg"))
+        assert all(
+            is_picture(tmp_path / f"{name}.{suffix}") for suffix in ("png", "svg")
+        )
         with open(tmp_path / f"{name}.csv") as file:
             rows = list(csv.DictReader(file))
         assert list(rows[0]) == ["figure", "scheme", "x", "y", "y_se"]
@@ -39,14 +43,30 @@ def test_reproduce(call, tmp_path):
             assert all(float(row["y"]) > 0 and float(row["y_se"]) > 0 for row in rows)
     every = strict((tmp_path / "claims.json").read_text())["claims"]
     assert {claim["figure"] for claim in every} >= set(SAMPLED)
-    claims = [claim for claim in every if claim["figure"] not in ("fig6", "fig7")]  # four chains prove nothing
+    claims = [
+        claim for claim in every if claim["figure"] not in ("fig6", "fig7")
+    ]  # four chains prove nothing
     assert all(claim["holds"] or claim["contradiction"] for claim in claims)
-    assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == ["fig3b", "fig4a", "fig5"]
+    assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == [
+        "fig3b",
+        "fig4a",
+        "fig5",
+    ]
 
 
 @pytest.mark.skipif(not FULL, reason="three figures once more: make test-full runs it")
 def test_reproduce_with_the_authors_data(call, tmp_path, paper_data):
-    code, out, _ = call("reproduce", "fig3a", "fig4b", "fig5", "--out", tmp_path, "--data", paper_data, "--json")
+    code, out, _ = call(
+        "reproduce",
+        "fig3a",
+        "fig4b",
+        "fig5",
+        "--out",
+        tmp_path,
+        "--data",
+        paper_data,
+        "--json",
+    )
     assert code == 0
     ours = {claim["statement"]: claim["ours"] for claim in strict(out)["claims"]}
     assert round(ours["W2²(prior, posterior)"], 4) == 6.6397
@@ -60,8 +80,14 @@ def test_reproduce_with_the_authors_data(call, tmp_path, paper_data):
 
 def test_other_data_are_no_reproach_to_the_paper(call, tmp_path):
     generator = np.random.default_rng(0)
-    np.savez(tmp_path / "d.npz", X=generator.standard_normal((60, 2)), y=generator.standard_normal(60))
-    code, out, _ = call("reproduce", "fig2", "--data", tmp_path / "d.npz", "--out", tmp_path / "out")
+    np.savez(
+        tmp_path / "d.npz",
+        X=generator.standard_normal((60, 2)),
+        y=generator.standard_normal(60),
+    )
+    code, out, _ = call(
+        "reproduce", "fig2", "--data", tmp_path / "d.npz", "--out", tmp_path / "out"
+    )
     assert code == 0
     assert "other data" in out
     assert "contradicts" not in out
@@ -77,9 +103,21 @@ def paper_figures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("paper")
     given = ["--data", str(PAPER_DATA)] if PAPER_DATA.exists() else []
     given += ["--experiments", str(EXPERIMENTS)]
-    command = [sys.executable, "-m", "wflmc", "reproduce", "fig6", *LONG, *given, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "wflmc",
+        "reproduce",
+        "fig6",
+        *LONG,
+        *given,
+        "--json",
+    ]
     done = subprocess.run(
-        [*command, "--out", str(folder), "--cache", str(folder / "cache")], capture_output=True, text=True, check=True
+        [*command, "--out", str(folder), "--cache", str(folder / "cache")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return folder, strict(done.stdout)["claims"]
 
@@ -99,8 +137,15 @@ def test_figure_6_as_in_the_paper(paper_figures):
     six = curves(folder / "fig6.csv")
     high = [x for x in six["equal"] if x >= 20]
     # About 2.4 in the paper; with these seeds 2.25, one standard error of a curve being some 15 %.
-    assert pytest.approx(np.mean([six["equal"][x] / six["optimized"][x] for x in high]), rel=0.25) == 2.4
-    assert all(abs(six["optimized"][x] / six["noiseless-dp"][x] - 1) < 0.15 for x in high)
+    assert (
+        pytest.approx(
+            np.mean([six["equal"][x] / six["optimized"][x] for x in high]), rel=0.25
+        )
+        == 2.4
+    )
+    assert all(
+        abs(six["optimized"][x] / six["noiseless-dp"][x] - 1) < 0.15 for x in high
+    )
     assert abs(six["no-dp"][20] / six["noiseless"][20] - 1) < 0.15
     assert six["no-dp"][5] > 10 * six["noiseless"][5]
     # The exact laws, with no floor: what the estimator could not see.
@@ -111,7 +156,9 @@ def test_figure_6_as_in_the_paper(paper_figures):
 
 def test_figure_7_as_in_the_paper(paper_figures):
     if not FULL:
-        pytest.skip("figure 7 with all its experiments takes half a minute: make test-full runs it")
+        pytest.skip(
+            "figure 7 with all its experiments takes half a minute: make test-full runs it"
+        )
     seven = curves(paper_figures[0] / "fig7.csv")
     for scheme in SCHEMES:
         assert seven[scheme][10] > 10 * seven[scheme][50]
@@ -132,7 +179,9 @@ def finish(process):
     return err
 
 
-@pytest.mark.skipif(not FULL, reason="three times figure 6, ten seconds: make test-full runs it")
+@pytest.mark.skipif(
+    not FULL, reason="three times figure 6, ten seconds: make test-full runs it"
+)
 def test_killed_at_any_moment_and_started_again(call, tmp_path):
     """SIGKILL loses at most the point in progress; the tables are the same, byte for byte."""
     cache = tmp_path / "cache"
@@ -145,8 +194,12 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
     kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
     assert kept
     names = ("out", "second")  # both go on from there at once, with the cache in common
-    assert {finish(process) for process in [start(tmp_path / name, cache) for name in names]} == {b""}
-    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())  # none was computed again
+    assert {
+        finish(process) for process in [start(tmp_path / name, cache) for name in names]
+    } == {b""}
+    assert all(
+        path.stat().st_mtime_ns == when for path, when in kept.items()
+    )  # none was computed again
     undisturbed = ["--out", tmp_path / "first", "--cache", tmp_path / "other"]
     assert call("reproduce", "fig6", "--experiments", FEW, *undisturbed)[0] == 0
     for table in ("fig6.csv", "fig6_exact.csv", "fig6_floor.csv"):
@@ -156,12 +209,35 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
 
 def test_figure_8_on_mnist(mnist_folder, tmp_path):
     if not FULL:
-        pytest.skip("figure 8 on MNIST takes a minute even with three experiments: make test-full runs it")
-    command = [sys.executable, "-m", "wflmc", "reproduce", "fig8", "--experiments", "3", "--json"]
-    folders = ["--data", str(mnist_folder), "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
-    done = subprocess.run([*command, *folders], capture_output=True, text=True, check=True)
+        pytest.skip(
+            "figure 8 on MNIST takes a minute even with three experiments: make test-full runs it"
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "wflmc",
+        "reproduce",
+        "fig8",
+        "--experiments",
+        "3",
+        "--json",
+    ]
+    folders = [
+        "--data",
+        str(mnist_folder),
+        "--out",
+        str(tmp_path),
+        "--cache",
+        str(tmp_path / "cache"),
+    ]
+    done = subprocess.run(
+        [*command, *folders], capture_output=True, text=True, check=True
+    )
     assert all(claim["holds"] for claim in strict(done.stdout)["claims"])
-    ece, accuracy = curves(tmp_path / "fig8.csv"), curves(tmp_path / "fig8_accuracy.csv")
+    ece, accuracy = (
+        curves(tmp_path / "fig8.csv"),
+        curves(tmp_path / "fig8_accuracy.csv"),
+    )
     assert set(ece) == SCHEMES | {"sbfl"}
     assert all(0.03 < ece["optimized"][x] < 0.08 for x in (20, 30, 40))
     assert all(0.79 < accuracy["optimized"][x] < 0.84 for x in (20, 30, 40))

@@ -17,7 +17,15 @@ def test_run_writes_everything(call, scenario, tmp_path):
 
     folder = tmp_path / "new" / "run"
     code, out, err = call(
-        "run", scenario, "--out", folder, "--json", "--set", "policy.power=equal", "--set", "sampler.samples=10"
+        "run",
+        scenario,
+        "--out",
+        folder,
+        "--json",
+        "--set",
+        "policy.power=equal",
+        "--set",
+        "sampler.samples=10",
     )
     assert code == 0
     assert only_warnings(err)
@@ -45,7 +53,10 @@ def test_run_writes_everything(call, scenario, tmp_path):
     # The resolved scenario gives the same run, with no warning about keys that have no effect.
     again = tmp_path / "again"
     assert call("run", folder / "scenario.toml", "--out", again)[0] == 0
-    np.testing.assert_array_equal(arviz.from_netcdf(again / "trace.nc").posterior["theta"], trace.posterior["theta"])
+    np.testing.assert_array_equal(
+        arviz.from_netcdf(again / "trace.nc").posterior["theta"],
+        trace.posterior["theta"],
+    )
     warnings = strict((again / "plan.json").read_text())["warnings"]
     assert all("private data" in text or "times the noise" in text for text in warnings)
 
@@ -56,11 +67,15 @@ def test_run_from_a_saved_plan(call, plan_of, scenario, tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     assert call("run", scenario, "--out", first)[0] == 0
     assert call("run", "--plan", saved, "--out", second)[0] == 0
-    one, two = (strict((folder / "summary.json").read_text()) for folder in (first, second))
+    one, two = (
+        strict((folder / "summary.json").read_text()) for folder in (first, second)
+    )
     assert one["w2_sq"] == two["w2_sq"]
 
 
-def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_the_folder_as_it_was(
+    call, scenario, tmp_path, monkeypatch
+):
     from wflmc.runs import execution
 
     def lost(*_, **__):
@@ -70,10 +85,21 @@ def test_a_run_that_fails_leaves_the_folder_as_it_was(call, scenario, tmp_path, 
     assert call("run", scenario, "--out", folder)[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(execution, "sample", lost)
-    code, _, err = call("run", scenario, "--out", folder, "--set", "link.snr_db=3", "--set", "sampler.seed=1")
+    code, _, err = call(
+        "run",
+        scenario,
+        "--out",
+        folder,
+        "--set",
+        "link.snr_db=3",
+        "--set",
+        "sampler.seed=1",
+    )
     assert code == 1
     assert "left the finite numbers" in err
-    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    after = {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+    }
     # But for what may have been sent: the new ledger, beside the one of the run before.
     assert after.pop("ledger-1.jsonl") == before.pop("ledger.jsonl")
     assert after.pop("ledger-1.jsonl.head") == before.pop("ledger.jsonl.head")
@@ -101,7 +127,10 @@ def test_a_run_says_that_it_is_a_simulation(call, scenario):
     """Once: among the warnings of the summary, last, and for people in the text."""
     code, out, err = call("run", scenario, "--json")
     assert code == 0
-    assert "simulates all devices in one process and protects nobody" in strict(out)["warnings"][-1]
+    assert (
+        "simulates all devices in one process and protects nobody"
+        in strict(out)["warnings"][-1]
+    )
     assert "--noise devices" in err
     code, out, err = call("run", scenario)
     assert out.count("protects nobody") == 1
@@ -114,6 +143,10 @@ def test_lost_chains_are_warned_of(call, scenario):
     code, out, err = call("run", scenario, "--set", "sampler.burn_in=200", "--json")
     assert code == 0
     warnings = " ".join(strict(out)["warnings"])
-    for part in ("were clipped", "above the plan's bound", "exact law without clipping"):
+    for part in (
+        "were clipped",
+        "above the plan's bound",
+        "exact law without clipping",
+    ):
         assert part in warnings
         assert part in err

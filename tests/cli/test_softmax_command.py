@@ -67,7 +67,10 @@ def test_run(call, softmax, tmp_path):
     assert {"trace.nc", "plan.json", "summary.json", "scenario.toml"} <= {
         path.name for path in (tmp_path / "out").iterdir()
     }
-    assert all(is_picture(tmp_path / "out" / f"reliability.{suffix}") for suffix in ("png", "svg"))
+    assert all(
+        is_picture(tmp_path / "out" / f"reliability.{suffix}")
+        for suffix in ("png", "svg")
+    )
     again = strict(call("run", "--plan", tmp_path / "out" / "plan.json", "--json")[1])
     assert again["nll"] == summary["nll"]
     text = call("run", softmax)[1]
@@ -84,26 +87,51 @@ def test_scores_are_those_of_the_saved_chains(call, softmax, tmp_path):
     X, truth = generator.standard_normal((300, 3)), generator.standard_normal((3, 4))
     y = np.argmax(X @ truth + generator.gumbel(size=(300, 4)), axis=1)
     np.savez(tmp_path / "d.npz", X=X[:200], y=y[:200], X_test=X[200:], y_test=y[200:])
-    keys = ["posterior.data=d.npz", "posterior.examples=200", "posterior.dim=3", "posterior.intercept=true"]
-    code, out, err = call("run", softmax, *[w for k in keys for w in ("--set", k)], "--out", tmp_path / "o", "--json")
+    keys = [
+        "posterior.data=d.npz",
+        "posterior.examples=200",
+        "posterior.dim=3",
+        "posterior.intercept=true",
+    ]
+    code, out, err = call(
+        "run",
+        softmax,
+        *[w for k in keys for w in ("--set", k)],
+        "--out",
+        tmp_path / "o",
+        "--json",
+    )
     assert code == 0, err
     theta = xr.open_datatree(tmp_path / "o" / "trace.nc")["posterior"]["theta"].values
     assert theta.shape == (6, 20, 16)
     features = np.column_stack([X[200:], np.ones(100)])
-    logits = np.einsum("nd,abcd->abnc", features, theta.reshape(6, 20, 4, 4).astype(float))
+    logits = np.einsum(
+        "nd,abcd->abnc", features, theta.reshape(6, 20, 4, 4).astype(float)
+    )
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     scores = calibration(p.mean(1), y[200:])
     for name in ("accuracy", "ece", "nll", "brier"):
-        assert strict(out)[name] == pytest.approx(getattr(scores, name).mean(), rel=1e-4)
+        assert strict(out)[name] == pytest.approx(
+            getattr(scores, name).mean(), rel=1e-4
+        )
 
 
 def test_without_a_test_set_there_are_no_scores(call, softmax, tmp_path):
     generator = np.random.default_rng(0)
-    table = np.column_stack([generator.standard_normal((60, 2)), generator.integers(0, 3, 60)])
+    table = np.column_stack(
+        [generator.standard_normal((60, 2)), generator.integers(0, 3, 60)]
+    )
     np.savetxt(tmp_path / "d.csv", table, delimiter=",")
     keys = ["posterior.data=d.csv", "posterior.examples=60", "posterior.dim=2"]
-    code, out, err = call("run", softmax, *[w for k in keys for w in ("--set", k)], "--out", tmp_path / "o", "--json")
+    code, out, err = call(
+        "run",
+        softmax,
+        *[w for k in keys for w in ("--set", k)],
+        "--out",
+        tmp_path / "o",
+        "--json",
+    )
     assert code == 0, err
     assert strict(out)["accuracy"] is None
     assert strict(out)["reliability"] is None
@@ -112,13 +140,22 @@ def test_without_a_test_set_there_are_no_scores(call, softmax, tmp_path):
 
 def test_mnist(plan_of, softmax, mnist_folder, monkeypatch, call, tmp_path):
     monkeypatch.setenv("WFLMC_DATA", str(mnist_folder))
-    keys = ["posterior.data=mnist", "posterior.examples=600", "posterior.dim=8", "posterior.partition=by-label"]
+    keys = [
+        "posterior.data=mnist",
+        "posterior.examples=600",
+        "posterior.dim=8",
+        "posterior.partition=by-label",
+    ]
     changes = [word for key in keys for word in ("--set", key)]
     document = plan_of(softmax, *changes)
     assert document["constants"]["dim"] == 80
-    summary = strict(call("run", softmax, *changes, "--set", "privacy.clip=1000.0", "--json")[1])
+    summary = strict(
+        call("run", softmax, *changes, "--set", "privacy.clip=1000.0", "--json")[1]
+    )
     assert summary["accuracy"] > 0.15
-    (tmp_path / "default.toml").write_text('[posterior]\nmodel = "softmax"\ndata = "mnist"\n')
+    (tmp_path / "default.toml").write_text(
+        '[posterior]\nmodel = "softmax"\ndata = "mnist"\n'
+    )
     default = plan_of(tmp_path / "default.toml", "--set", "posterior.initial_w2_sq=1.0")
     assert default["constants"]["dim"] == 300
     assert default["scenario"]["posterior"]["examples"] == 12_000
@@ -127,13 +164,18 @@ def test_mnist(plan_of, softmax, mnist_folder, monkeypatch, call, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        (["posterior.model=gaussian", "posterior.data=mnist"], "posterior.model = 'softmax'"),
+        (
+            ["posterior.model=gaussian", "posterior.data=mnist"],
+            "posterior.model = 'softmax'",
+        ),
         (["posterior.data=fashion"], "'synthetic', 'mnist' or the path"),
         (["posterior.mu=1e9"], "at most L"),
     ],
 )
 def test_bad_input(call, softmax, changes, part):
-    code, out, err = call("plan", softmax, *[word for text in changes for word in ("--set", text)])
+    code, out, err = call(
+        "plan", softmax, *[word for text in changes for word in ("--set", text)]
+    )
     assert (code, out) == (2, "")
     assert part in err
 
@@ -147,12 +189,23 @@ def test_bad_test_sets(call, softmax, tmp_path):
     ):
         np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X_test, y_test=y_test)
         keys = ["posterior.data=d.npz", "posterior.examples=30"]
-        code, _, err = call("plan", softmax, *[word for key in keys for word in ("--set", key)])
+        code, _, err = call(
+            "plan", softmax, *[word for key in keys for word in ("--set", key)]
+        )
         assert code == 2
         assert part in err
 
 
 def test_the_exact_law_is_not_to_be_had(call, softmax):
-    code, _, err = call("plan", softmax, "--solve-for", "link.snr_db", "--target", "1", "--metric", "exact")
+    code, _, err = call(
+        "plan",
+        softmax,
+        "--solve-for",
+        "link.snr_db",
+        "--target",
+        "1",
+        "--metric",
+        "exact",
+    )
     assert code == 2
     assert "'bound' with posterior.model = 'softmax'" in err

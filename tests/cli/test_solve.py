@@ -26,7 +26,12 @@ def test_plot(call, scenario, tmp_path):
     for power in ("optimized", "noiseless"):
         for suffix in ("png", "svg"):
             path = tmp_path / f"{power}.{suffix}"
-            assert call("plan", scenario, "--plot", path, "--set", f"policy.power={power}")[0] == 0
+            assert (
+                call(
+                    "plan", scenario, "--plot", path, "--set", f"policy.power={power}"
+                )[0]
+                == 0
+            )
             assert is_picture(path)
     for bad in ("plan.txt", "none/plan.png"):
         code, _, err = call("plan", scenario, "--plot", tmp_path / bad)
@@ -44,19 +49,37 @@ def test_solve_for(plan_of, scenario, key, metric):
     answer = found["solve_for"]
     assert answer["reachable"]
     kept = found["constants"]["burn_in"]
-    reached = found["objective"] if metric == "bound" else max(found["exact_w2_sq"][kept:])
+    reached = (
+        found["objective"] if metric == "bound" else max(found["exact_w2_sq"][kept:])
+    )
     assert reached == pytest.approx(answer["reached"])
     assert reached <= target
-    less = answer["value"] - 1 if key == "sampler.burn_in" else answer["value"] * (1 - 1e-4)
+    less = (
+        answer["value"] - 1
+        if key == "sampler.burn_in"
+        else answer["value"] * (1 - 1e-4)
+    )
     before = plan_of(scenario, *with_set([*FADING, f"{key}={less}"]))
     kept = before["constants"]["burn_in"]
-    assert (before["objective"] if metric == "bound" else max(before["exact_w2_sq"][kept:])) > target
+    assert (
+        before["objective"] if metric == "bound" else max(before["exact_w2_sq"][kept:])
+    ) > target
 
 
 def test_solve_for_what_cannot_be_reached(call, scenario):
     """Exit code 1, as the answer is no; the plan is that which comes nearest."""
-    sentence = "no link.snr_db was found that reaches bound on W2² ≤ 1e-06; the best is "
-    arguments = ["plan", scenario, "--no-compare", "--solve-for", "link.snr_db", "--target", "1e-6"]
+    sentence = (
+        "no link.snr_db was found that reaches bound on W2² ≤ 1e-06; the best is "
+    )
+    arguments = [
+        "plan",
+        scenario,
+        "--no-compare",
+        "--solve-for",
+        "link.snr_db",
+        "--target",
+        "1e-6",
+    ]
     code, out, err = call(*arguments, "--json")
     found = strict(out)
     assert (code, err.count(sentence)) == (1, 1)
@@ -72,10 +95,33 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
         (["--solve-for", "link.snr_db"], "--target"),
         (["--target", "1"], "--target"),
         (["--metric", "exact"], "--metric"),
-        (["--solve-for", "link.snr_db", "--target", "1", "--set", "policy.power=noiseless"], "--solve-for"),
-        (["--solve-for", "privacy.epsilon", "--target", "1", "--set", "policy.power=no-dp"], "--solve-for"),
+        (
+            [
+                "--solve-for",
+                "link.snr_db",
+                "--target",
+                "1",
+                "--set",
+                "policy.power=noiseless",
+            ],
+            "--solve-for",
+        ),
+        (
+            [
+                "--solve-for",
+                "privacy.epsilon",
+                "--target",
+                "1",
+                "--set",
+                "policy.power=no-dp",
+            ],
+            "--solve-for",
+        ),
         (["--solve-for", "link.snr_db", "--target", "-1"], "--target"),
-        (["--solve-for", "link.snr_db", "--target", "1", "--metric", "true"], "--metric"),
+        (
+            ["--solve-for", "link.snr_db", "--target", "1", "--metric", "true"],
+            "--metric",
+        ),
     ]:
         code, _, err = call("plan", scenario, *arguments)
         assert code == 2
@@ -83,7 +129,8 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
 
 
 @pytest.mark.parametrize(
-    ("key", "target"), [("link.snr_db", 0.45), ("privacy.epsilon", 0.45), ("sampler.burn_in", 0.45)]
+    ("key", "target"),
+    [("link.snr_db", 0.45), ("privacy.epsilon", 0.45), ("sampler.burn_in", 0.45)],
 )
 def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
     """Values that the limit rules out do not meet the target, and do not end the search either."""
@@ -96,7 +143,9 @@ def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
 def test_solve_for_the_average(plan_of, scenario):
     """With the average objective the exact metric is the average too."""
     arguments = [*with_set([*FADING, "policy.objective=average"]), "--metric", "exact"]
-    found = plan_of(scenario, *arguments, "--solve-for", "link.snr_db", "--target", "0.002")
+    found = plan_of(
+        scenario, *arguments, "--solve-for", "link.snr_db", "--target", "0.002"
+    )
     kept = found["exact_w2_sq"][found["constants"]["burn_in"] :]
     assert np.mean(kept) == pytest.approx(found["solve_for"]["reached"])
     assert np.mean(kept) == pytest.approx(0.002, rel=1e-3)
@@ -108,13 +157,23 @@ def test_the_picture_shows_the_plan(posterior):
     from wflmc.apps.report.run_figures import plan_figure
 
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=20)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1e-4, burn_in=10, samples=10)
+    plan = wflmc.plan(
+        posterior,
+        link,
+        wflmc.Privacy(15, 0.01, 30),
+        step_size=1e-4,
+        burn_in=10,
+        samples=10,
+    )
     panels = plan_figure(plan).panels
     items = {item.name: item for panel in panels for item in panel.items}
     np.testing.assert_allclose(items["noise"].y, plan.noise_variance)
     np.testing.assert_allclose(items["noise that Langevin sampling needs"].high, 2e-4)
     most = int(np.argmax(plan.spent))
-    np.testing.assert_allclose(items[f"device {most}, which spends most"].y, np.cumsum(plan.loss, axis=0)[:, most])
+    np.testing.assert_allclose(
+        items[f"device {most}, which spends most"].y,
+        np.cumsum(plan.loss, axis=0)[:, most],
+    )
 
 
 def objective(path, overrides):
@@ -126,10 +185,19 @@ def objective(path, overrides):
 def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
     """The bound falls and rises again with burn-in; a target that only the valley's floor meets is found."""
     fixed = [*FADING, "privacy.epsilon=3.0"]
-    values = {n: objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(30)}
+    values = {
+        n: objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(30)
+    }
     best = min(values, key=values.get)
     assert 0 < best < 29
-    found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", values[best] * (1 + 1e-9))
+    found = plan_of(
+        scenario,
+        *with_set(fixed),
+        "--solve-for",
+        "sampler.burn_in",
+        "--target",
+        values[best] * (1 + 1e-9),
+    )
     assert found["solve_for"]["value"] == best
 
 
@@ -137,19 +205,38 @@ def test_solve_for_rounds_against_brute_force(plan_of, scenario):
     fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
     values = [objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(40)]
     for target in np.geomspace(min(values) * 1.0001, max(values), count(4, 12)):
-        found = plan_of(scenario, *with_set(fixed), "--solve-for", "sampler.burn_in", "--target", target)
-        assert found["solve_for"]["value"] == next(n for n, value in enumerate(values) if value <= target)
+        found = plan_of(
+            scenario,
+            *with_set(fixed),
+            "--solve-for",
+            "sampler.burn_in",
+            "--target",
+            target,
+        )
+        assert found["solve_for"]["value"] == next(
+            n for n, value in enumerate(values) if value <= target
+        )
 
 
 def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):
     write_gains(tmp_path, np.random.default_rng(0).rayleigh(0.1, (60, 30)))
     overrides = ["link.fading=file", "link.gains=h.npy"]
-    found = plan_of(scenario, *with_set(overrides), "--solve-for", "sampler.burn_in", "--target", "1.0")
+    found = plan_of(
+        scenario,
+        *with_set(overrides),
+        "--solve-for",
+        "sampler.burn_in",
+        "--target",
+        "1.0",
+    )
     assert 0 < found["solve_for"]["value"] < 59
 
 
 def test_solvers_agree(plan_of, call, scenario):
-    own, reference = (plan_of(scenario, *with_set(FADING), "--solver", name) for name in ("own", "cvxpy"))
+    own, reference = (
+        plan_of(scenario, *with_set(FADING), "--solver", name)
+        for name in ("own", "cvxpy")
+    )
     assert own["objective"] == pytest.approx(reference["objective"], rel=1e-6)
     assert own["gap"] <= 1e-9
     assert reference["gap"] is None
@@ -169,5 +256,11 @@ def test_max_round_noise(plan_of, scenario):
     assert np.all(np.sqrt(5) * sigma <= 1.0 * eta * 30 * 30 * (1 + 1e-9))
     assert any("noise of one round" in warning for warning in free["warnings"])
     assert not any("noise of one round" in warning for warning in guarded["warnings"])
-    equal = plan_of(scenario, *with_set([*FADING, "policy.max_round_noise=1.0", "policy.power=equal"]))
-    assert any("policy.max_round_noise has no effect" in warning for warning in equal["warnings"])
+    equal = plan_of(
+        scenario,
+        *with_set([*FADING, "policy.max_round_noise=1.0", "policy.power=equal"]),
+    )
+    assert any(
+        "policy.max_round_noise has no effect" in warning
+        for warning in equal["warnings"]
+    )

@@ -81,16 +81,28 @@ class Block:
         if self.language:
             return LANGUAGES.get(self.language, "unknown")
         first = self.text.strip().splitlines()[0]
-        return "shell" if COMMAND.match(first) else "toml" if re.match(r"\[\w+\]", first) else "unknown"
+        return (
+            "shell"
+            if COMMAND.match(first)
+            else "toml"
+            if re.match(r"\[\w+\]", first)
+            else "unknown"
+        )
 
     @property
     def needs_mnist(self) -> bool:
         """Return whether the block can only run with MNIST at hand."""
-        return any(words in self.text for words, reason in ONLY_FULL.items() if "MNIST" in reason)
+        return any(
+            words in self.text
+            for words, reason in ONLY_FULL.items()
+            if "MNIST" in reason
+        )
 
     def tolerance(self, line: str) -> float:
         """Return the relative tolerance of a line's numbers: 5 % by <!-- sampled: R-hat max 5 % -->."""
-        for words, percent in re.findall(r"([^,]*?) *([\d.]+) %", self.comments.get("sampled", "")):
+        for words, percent in re.findall(
+            r"([^,]*?) *([\d.]+) %", self.comments.get("sampled", "")
+        ):
             if line.startswith(words.strip()):
                 return float(percent) / 100
         return TOLERANCE
@@ -107,12 +119,29 @@ def blocks_of(page: Path) -> list[Block]:
         begin, fence = at, FENCE.match(lines[at])
         if fence:
             close = fence["indent"] + fence["ticks"]
-            at = next(i for i in range(begin + 1, len(lines)) if lines[i].rstrip() == close)
+            at = next(
+                i for i in range(begin + 1, len(lines)) if lines[i].rstrip() == close
+            )
             title = re.search(r'title="([^"]+)"', fence["rest"])
             text = textwrap.dedent("\n".join(lines[begin + 1 : at]))
-            found.append(Block(page.name, begin + 1, fence["language"], text, title[1] if title else "", comments))
-        elif lines[at].startswith("    ") and (at == 0 or not lines[at - 1].strip()) and not _in_list(above):
-            while at + 1 < len(lines) and (lines[at + 1].startswith("    ") or not lines[at + 1].strip()):
+            found.append(
+                Block(
+                    page.name,
+                    begin + 1,
+                    fence["language"],
+                    text,
+                    title[1] if title else "",
+                    comments,
+                )
+            )
+        elif (
+            lines[at].startswith("    ")
+            and (at == 0 or not lines[at - 1].strip())
+            and not _in_list(above)
+        ):
+            while at + 1 < len(lines) and (
+                lines[at + 1].startswith("    ") or not lines[at + 1].strip()
+            ):
                 at += 1
             text = textwrap.dedent("\n".join(lines[begin : at + 1]))
             found.append(Block(page.name, begin + 1, "", text, "", comments))
@@ -156,11 +185,15 @@ class Reader:
                 getattr(self, block.kind)(block)
 
     def unknown(self, block: Block) -> None:
-        raise AssertionError(f"{block}: the kind of this block is unknown; label it, such as ```text for a formula")
+        raise AssertionError(
+            f"{block}: the kind of this block is unknown; label it, such as ```text for a formula"
+        )
 
     def text(self, block: Block) -> None:
         hidden = [line for line in block.text.splitlines() if COMMAND.match(line)]
-        assert not hidden, f"{block}: commands belong in ```bash, where they are run: {hidden}"
+        assert not hidden, (
+            f"{block}: commands belong in ```bash, where they are run: {hidden}"
+        )
 
     def toml(self, block: Block) -> None:
         path = Path(block.title or "fragment.toml")
@@ -214,16 +247,24 @@ class Reader:
             targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
             assert set(arguments) <= set(targets), f"{block}: {line}"
         elif program == "pip":
-            extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+            extras = re.findall(
+                r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M
+            )
             wanted = [
-                name for word in arguments for name in re.findall(r"\w+", (re.findall(r"\[(.+)\]", word) or [""])[0])
+                name
+                for word in arguments
+                for name in re.findall(
+                    r"\w+", (re.findall(r"\[(.+)\]", word) or [""])[0]
+                )
             ]
             assert set(wanted) <= set(extras), f"{block}: {line}"
         elif program == "cd":
             os.chdir(arguments[0])
         elif arguments[0] == "-m":
             place = ROOT / arguments[1].replace(".", "/")
-            assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"{block}: {line}"
+            assert (
+                place.with_suffix(".py").exists() or (place / "__main__.py").exists()
+            ), f"{block}: {line}"
         elif not _waits(block, line):
             with contextlib.redirect_stdout(io.StringIO()) as stream:
                 runpy.run_path(arguments[0], run_name="__main__")
@@ -243,13 +284,19 @@ class Reader:
         code, printed, errors = self.call(*arguments)
         assert code == 0, f"{block}: {line}\n{errors}"
         self._print(printed + errors)
-        promised = NUMBER.search(line.rpartition("#")[2]) if "--solve-for" in line and "#" in line else None
+        promised = (
+            NUMBER.search(line.rpartition("#")[2])
+            if "--solve-for" in line and "#" in line
+            else None
+        )
         if promised:
             compare(block, [f"= {promised[0]} is the smallest found"], printed)
 
 
 def _waits(block: Block, text: str) -> bool:
-    return not FULL and bool(block.comments.get("full") or any(words in text for words in ONLY_FULL))
+    return not FULL and bool(
+        block.comments.get("full") or any(words in text for words in ONLY_FULL)
+    )
 
 
 def compare(block: Block, shown: list[str], printed: str) -> None:
@@ -265,10 +312,15 @@ def compare(block: Block, shown: list[str], printed: str) -> None:
         assert candidates, f"{block}: {wanted!r} is not what is printed now:\n{printed}"
         allowed = _allowed(wanted, block.tolerance(wanted))
         same = [
-            all(low <= _value(text)[0] <= high for text, (low, high) in zip(groups, allowed, strict=True))
+            all(
+                low <= _value(text)[0] <= high
+                for text, (low, high) in zip(groups, allowed, strict=True)
+            )
             for groups in candidates
         ]
-        assert any(same), f"{block}: {wanted!r}, but now {candidates}, where {allowed} is allowed"
+        assert any(same), (
+            f"{block}: {wanted!r}, but now {candidates}, where {allowed} is allowed"
+        )
 
 
 def _words(text: str) -> str:
@@ -279,7 +331,9 @@ def _words(text: str) -> str:
 def _value(number: str) -> tuple[float, float]:
     """Return the value of a number as written, and the unit of its last digit."""
     digits, _, exponent = number.replace("−", "-").partition("e")
-    return float(number.replace("−", "-")), 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+    return float(number.replace("−", "-")), 10.0 ** (
+        int(exponent or 0) - len(digits.partition(".")[2])
+    )
 
 
 def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
@@ -298,7 +352,9 @@ def _allowed(line: str, tolerance: float) -> list[tuple[float, float]]:
             slack = max(slack, STANDARD_ERRORS * _value(after[0])[0])
         elif before.endswith("±"):
             slack = max(slack, value)  # a standard error is itself an estimate
-        found.append((0.0 if before.endswith("within") else value - slack, value + slack))
+        found.append(
+            (0.0 if before.endswith("within") else value - slack, value + slack)
+        )
     return found
 
 

@@ -12,7 +12,9 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
 
 
 def load_pages():
-    spec = importlib.util.spec_from_file_location("notebook_pages", ROOT / "docs" / "notebook_pages.py")
+    spec = importlib.util.spec_from_file_location(
+        "notebook_pages", ROOT / "docs" / "notebook_pages.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -20,7 +22,9 @@ def load_pages():
 
 def test_a_notebook_is_rendered_with_its_output(tmp_path):
     path = tmp_path / "small.py"
-    path.write_text("# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 2\nprint('hello')\nx + 1\n")
+    path.write_text(
+        "# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 2\nprint('hello')\nx + 1\n"
+    )
     page = load_pages().render(path)
     assert page.startswith("# Title\n\nText.\n")
     assert "```text\nhello\n3\n```" in page

@@ -23,13 +23,22 @@ class Examples(NamedTuple):
 
 
 def examples_of(plan: Plan, model: ForecastModel, clipping: bool) -> Examples | None:
-    if not clipping or model.examples is None or not np.isfinite(plan.example_clip).any():
+    if (
+        not clipping
+        or model.examples is None
+        or not np.isfinite(plan.example_clip).any()
+    ):
         return None
     norms = model.examples
     limits = np.repeat(plan.example_clip, np.rint(model.share * norms.size).astype(int))
     cut_off_sq = float((np.maximum(norms - limits, 0.0) ** 2).sum())
     if limits.size > QUANTILES.size and np.all(limits == limits[0]):
-        return Examples(np.quantile(norms, QUANTILES), limits[: QUANTILES.size], limits.size, cut_off_sq)
+        return Examples(
+            np.quantile(norms, QUANTILES),
+            limits[: QUANTILES.size],
+            limits.size,
+            cut_off_sq,
+        )
     return Examples(norms, limits, limits.size, cut_off_sq)
 
 
@@ -46,7 +55,11 @@ def forecast_by_rounds(
     precision = cost.precision
     share = model.share
     size = 1 + plan.dynamics.has_velocity
-    noise = plan.noise_variance if excess else np.minimum(plan.noise_variance, plan.langevin_noise)
+    noise = (
+        plan.noise_variance
+        if excess
+        else np.minimum(plan.noise_variance, plan.langevin_noise)
+    )
     clip = plan.clip if clipping else np.full(plan.devices, np.inf)
     examples = examples_of(plan, model, clipping)
     cut_off = np.zeros_like(precision)
@@ -67,7 +80,11 @@ def forecast_by_rounds(
             change = precision * mean[0]
             examples_left = changes_left = 1.0
             if examples is not None:
-                moved = precision.sum() * (change @ mean[0] + precision @ covariance[0, 0]) / examples.count**2
+                moved = (
+                    precision.sum()
+                    * (change @ mean[0] + precision @ covariance[0, 0])
+                    / examples.count**2
+                )
                 norm = np.sqrt(examples.norms**2 + moved)
                 examples_left = np.minimum(1.0, examples.limits / norm).mean()
                 std = np.sqrt(moved + 1e-300)
@@ -75,7 +92,11 @@ def forecast_by_rounds(
                 lower = ndtr((-examples.limits - examples.norms) / std)
                 changes_left = (upper - lower).mean()
             square = change @ change + precision**2 @ covariance[0, 0]
-            norm_sq = (cost.pull**2).sum(-1) + share**2 * square + 2 * share * (cost.pull @ change)
+            norm_sq = (
+                (cost.pull**2).sum(-1)
+                + share**2 * square
+                + 2 * share * (cost.pull @ change)
+            )
             norm = examples_left * np.sqrt(np.maximum(norm_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, left.min() * examples_left)
@@ -83,7 +104,9 @@ def forecast_by_rounds(
             weight = plan.weight_received[s] * left
             curvature = changes_left * (weight @ share)
             hessian = (precision * curvature)[:, None, None]
-            matrix, _, enters = plan.dynamics.linear_round(plan.step_size[s : s + 1], hessian, mean[:1].T)
+            matrix, _, enters = plan.dynamics.linear_round(
+                plan.step_size[s : s + 1], hessian, mean[:1].T
+            )
             matrix = matrix.transpose(1, 2, 0)
             enters = enters.reshape(-1, size)[0]
             kick = plan.kick[s]
@@ -96,8 +119,19 @@ def forecast_by_rounds(
             if s >= plan.burn_in:
                 lagged = (matrix * lagged).sum(1) + covariance[0]
                 total += 2 * lagged[0] - covariance[0, 0]
-                off_sq = mean[0] ** 2 + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - precision**-0.5) ** 2
-                kept.append((off_sq.sum(), precision @ off_sq, (norm > clip).mean(), examples_left * left.mean()))
+                off_sq = (
+                    mean[0] ** 2
+                    + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - precision**-0.5)
+                    ** 2
+                )
+                kept.append(
+                    (
+                        off_sq.sum(),
+                        precision @ off_sq,
+                        (norm > clip).mean(),
+                        examples_left * left.mean(),
+                    )
+                )
     far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
     variance = (1 / precision).sum()
     summary = np.mean if plan.certificate.objective_name == "average" else np.max

@@ -28,11 +28,15 @@ def test_against_scikit_learn(seed):
     found = calibration(p, y)
     assert found.accuracy == accuracy_score(y, p.argmax(1))
     assert found.nll == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-9)
-    assert found.brier == pytest.approx(brier_score_loss(y, p, labels=range(5), scale_by_half=False), rel=1e-9)
+    assert found.brier == pytest.approx(
+        brier_score_loss(y, p, labels=range(5), scale_by_half=False), rel=1e-9
+    )
     confidence, hit = p.max(1), p.argmax(1) == y
     observed, mean = calibration_curve(hit, confidence, n_bins=20, strategy="uniform")
     held = np.histogram(confidence, np.linspace(0, 1, 21))[0]
-    assert found.ece == pytest.approx(np.sum(held[held > 0] * np.abs(observed - mean)) / len(y), rel=1e-9)
+    assert found.ece == pytest.approx(
+        np.sum(held[held > 0] * np.abs(observed - mean)) / len(y), rel=1e-9
+    )
     full = found.share > 0
     np.testing.assert_allclose(found.observed[full], observed)
     np.testing.assert_allclose(found.confidence[full], mean)
@@ -46,7 +50,9 @@ def test_against_a_plain_loop(seed, bins, classes):
         inside = [i for i in range(60) if j / bins < p[i].max() <= (j + 1) / bins]
         if inside:
             accuracy = np.mean([p[i].argmax() == y[i] for i in inside])
-            error += len(inside) / 60 * abs(accuracy - np.mean([p[i].max() for i in inside]))
+            error += (
+                len(inside) / 60 * abs(accuracy - np.mean([p[i].max() for i in inside]))
+            )
     found = calibration(p, y, bins)
     assert found.ece == pytest.approx(error, abs=1e-12)
     assert 0 <= found.ece <= 1
@@ -55,9 +61,18 @@ def test_against_a_plain_loop(seed, bins, classes):
 
 def test_known_answers():
     sure_and_right = calibration(np.eye(3), [0, 1, 2])
-    assert (sure_and_right.accuracy, sure_and_right.ece, sure_and_right.nll, sure_and_right.brier) == (1, 0, 0, 0)
+    assert (
+        sure_and_right.accuracy,
+        sure_and_right.ece,
+        sure_and_right.nll,
+        sure_and_right.brier,
+    ) == (1, 0, 0, 0)
     sure_and_wrong = calibration(np.eye(3), [1, 2, 0])
-    assert (sure_and_wrong.accuracy, sure_and_wrong.ece, sure_and_wrong.brier) == (0, 1, 2)
+    assert (sure_and_wrong.accuracy, sure_and_wrong.ece, sure_and_wrong.brier) == (
+        0,
+        1,
+        2,
+    )
     assert np.isinf(sure_and_wrong.nll)
     undecided = calibration(np.full((10, 2), 0.5), [0, 1] * 5)
     assert (undecided.accuracy, undecided.ece, undecided.brier) == (0.5, 0, 0.5)
@@ -80,7 +95,10 @@ def test_chains_at_once_and_reliability():
     for c, p in enumerate(cases):
         for found, wanted in zip(together, calibration(p, y), strict=True):
             np.testing.assert_allclose(found[c], wanted, rtol=1e-12)
-    merged, pooled = reliability(together), calibration(np.concatenate(cases), np.tile(y, 3))
+    merged, pooled = (
+        reliability(together),
+        calibration(np.concatenate(cases), np.tile(y, 3)),
+    )
     for name in ("share", "observed", "confidence"):
         np.testing.assert_allclose(merged[name], getattr(pooled, name))
 
@@ -98,18 +116,39 @@ def test_scores_of_a_model(tmp_path):
     X, y = synthetic_labels(jax.random.key(0), 60, 3, 3)
     posterior = wflmc.softmax_regression(jax.random.key(0), 4, X=X, y=y, intercept=True)
     link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(50, 0.1, 30)
-    plan = wflmc.plan(posterior, link, privacy, step_size=0.01, burn_in=5, samples=4, initial_w2_sq=1.0)
+    plan = wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=0.01,
+        burn_in=5,
+        samples=4,
+        initial_w2_sq=1.0,
+    )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 3)
     found = wflmc.evaluate(trace, posterior, test=(X, y)).scores
     whole = wflmc.evaluate(trace, posterior, test=(X, y.astype(float))).scores
     assert np.array_equal(found.nll, whole.nll)
     logits = np.einsum(
-        "nd,abcd->abnc", np.column_stack([X, np.ones(60)]), trace.theta.reshape(3, 4, 3, 4).astype(float)
+        "nd,abcd->abnc",
+        np.column_stack([X, np.ones(60)]),
+        trace.theta.reshape(3, 4, 3, 4).astype(float),
     )
     p = np.exp(logits)
     p /= p.sum(-1, keepdims=True)
-    np.testing.assert_allclose(found.nll, -np.log(p.mean(1)[:, np.arange(60), y]).mean(1), rtol=1e-4)
-    for test in ((X, y - 1), (X * np.nan, y), (X, y + 5), (X, y + 0.5), (X[:, :2], y), (X[:0], y[:0]), (X, y[:5]), X):
+    np.testing.assert_allclose(
+        found.nll, -np.log(p.mean(1)[:, np.arange(60), y]).mean(1), rtol=1e-4
+    )
+    for test in (
+        (X, y - 1),
+        (X * np.nan, y),
+        (X, y + 5),
+        (X, y + 0.5),
+        (X[:, :2], y),
+        (X[:0], y[:0]),
+        (X, y[:5]),
+        X,
+    ):
         with pytest.raises(InputError):
             wflmc.evaluate(trace, posterior, test=test)
 

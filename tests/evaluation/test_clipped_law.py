@@ -19,8 +19,12 @@ from ..conftest import FULL
 from .clipped_reference import forecast_by_rounds
 
 GAUSSIAN = wflmc.gaussian_regression(jax.random.key(1), devices=6, examples=240, dim=3)
-UNLIKE = wflmc.gaussian_regression(jax.random.key(2), devices=5, examples=200, dim=4, partition="dirichlet:0.5")
-SOFTMAX = wflmc.softmax_regression(jax.random.key(3), devices=4, examples=160, dim=2, classes=3)
+UNLIKE = wflmc.gaussian_regression(
+    jax.random.key(2), devices=5, examples=200, dim=4, partition="dirichlet:0.5"
+)
+SOFTMAX = wflmc.softmax_regression(
+    jax.random.key(3), devices=4, examples=160, dim=2, classes=3
+)
 POSTERIORS = {"gaussian": GAUSSIAN, "unlike devices": UNLIKE, "softmax": SOFTMAX}
 RANDOM_PLANS = 120 if FULL else 30
 RELATIVE_ERROR = 1e-8
@@ -63,7 +67,9 @@ def random_plan(seed):
         samples=int(rng.integers(1, 120)),
         sampler=sampler,
         policy=Policy(
-            power="equal" if is_kinetic else str(rng.choice(["optimized", "equal", "no-dp"])),
+            power="equal"
+            if is_kinetic
+            else str(rng.choice(["optimized", "equal", "no-dp"])),
             objective=str(rng.choice(["worst", "average"])),
         ),
     )
@@ -86,13 +92,18 @@ def test_random_plans_against_a_loop_over_rounds(seed):
 def test_what_is_left_out_against_a_loop_over_rounds(seed, left_out):
     posterior, plan = random_plan(seed)
     model = model_of(plan, posterior)
-    assert_same(forecast(plan, model, **{left_out: False}), forecast_by_rounds(plan, model, **{left_out: False}))
+    assert_same(
+        forecast(plan, model, **{left_out: False}),
+        forecast_by_rounds(plan, model, **{left_out: False}),
+    )
 
 
 def test_random_plans_cover_what_they_should():
     """Clipped and unclipped, by device and by example, of both dynamics, with and without burn-in."""
     plans = [random_plan(seed) for seed in range(30)]
-    clipped = [forecast(plan, model_of(plan, posterior)).clipped for posterior, plan in plans]
+    clipped = [
+        forecast(plan, model_of(plan, posterior)).clipped for posterior, plan in plans
+    ]
     assert any(fraction == 0 for fraction in clipped)
     assert any(0 < fraction < 1 for fraction in clipped)
     assert any(fraction == 1 for fraction in clipped)
@@ -121,9 +132,15 @@ def test_short_windows_and_single_rounds_give_the_same(name, monkeypatch):
     )
     model = model_of(plan, posterior)
     expected = forecast_by_rounds(plan, model)
-    monkeypatch.setattr(clipped_rounds, "NUMBERS_IN_A_WINDOW", 50 * max(posterior.devices, posterior.dim))
+    monkeypatch.setattr(
+        clipped_rounds,
+        "NUMBERS_IN_A_WINDOW",
+        50 * max(posterior.devices, posterior.dim),
+    )
     assert_same(forecast(plan, model), expected)
-    monkeypatch.setattr(clipped_rounds, "MAX_SWEEPS", 3)  # most windows are halved until they are short
+    monkeypatch.setattr(
+        clipped_rounds, "MAX_SWEEPS", 3
+    )  # most windows are halved until they are short
     assert_same(forecast(plan, model), expected)
     monkeypatch.setattr(clipped_rounds, "NUMBERS_IN_A_WINDOW", 1)
     assert_same(forecast(plan, model), expected)
@@ -136,7 +153,9 @@ def test_chains_that_diverge_end_in_infinity(dynamics):
     how = {"step_size": 1.9}
     if dynamics == "kinetic":
         how = {"step_size": 1.9, "sampler": Sampler(dynamics="kinetic", friction=1.0)}
-    plan = wflmc.plan(posterior, burn_in=100, samples=300, policy=Policy(power="noiseless"), **how)
+    plan = wflmc.plan(
+        posterior, burn_in=100, samples=300, policy=Policy(power="noiseless"), **how
+    )
     model = model_of(plan, posterior)
     found = forecast(plan, model)
     expected = forecast_by_rounds(plan, model)
@@ -178,15 +197,25 @@ def test_what_is_left_of_clipped_examples(count):
     clipping = ExampleClipping(norms, limits)
     variance = 10 ** rng.uniform(-3, 3, 2000)
     direct = clipping._changes_left(variance)
-    np.testing.assert_allclose(clipping.changes_left(variance), direct, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        clipping.changes_left(variance), direct, rtol=1e-9, atol=1e-10
+    )
     wide = 10 ** rng.uniform(-200, 200, 5)  # too far apart for a table
-    np.testing.assert_allclose(clipping.changes_left(wide), clipping._changes_left(wide), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(
+        clipping.changes_left(wide), clipping._changes_left(wide), rtol=1e-9, atol=1e-10
+    )
 
     norm = np.sqrt(clipping.norms[:, None] ** 2 + variance)
     left = np.minimum(1, clipping.limits[:, None] / norm).mean(0)
     np.testing.assert_allclose(clipping.gradients_left(variance), left, rtol=1e-12)
     factor = 1 + 1e-5
     slope = (clipping._changes_left(variance * factor) - direct) / np.log(factor)
-    np.testing.assert_allclose(clipping.changes_left_slope(variance), slope, rtol=1e-3, atol=1e-5)
-    log_left = np.log(clipping.gradients_left(variance * factor) / left) / np.log(factor)
-    np.testing.assert_allclose(clipping.gradients_left_slope(variance), log_left, atol=1e-2)
+    np.testing.assert_allclose(
+        clipping.changes_left_slope(variance), slope, rtol=1e-3, atol=1e-5
+    )
+    log_left = np.log(clipping.gradients_left(variance * factor) / left) / np.log(
+        factor
+    )
+    np.testing.assert_allclose(
+        clipping.gradients_left_slope(variance), log_left, atol=1e-2
+    )

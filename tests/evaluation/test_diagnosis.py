@@ -93,20 +93,28 @@ def gradients(posterior, theta, plan):
     """Every device's gradient at theta[chain, m], its examples clipped one by one where they are to be."""
     if isinstance(posterior, GaussianPosterior):
         assert not np.isfinite(plan.example_clip).any() or posterior.coordinates is None
-        residual = np.einsum("knm,cm->ckn", posterior.features, theta) - posterior.target
+        residual = (
+            np.einsum("knm,cm->ckn", posterior.features, theta) - posterior.target
+        )
         each, features = residual[..., None], posterior.features
         share = theta / (posterior.devices * posterior.prior_std**2)
     else:
         weights = theta.reshape(len(theta), posterior.classes, -1)
         logits = np.einsum("knd,cad->ckna", posterior.features, weights)
         each, features = (
-            np.exp(log_softmax(logits, -1)) - np.eye(posterior.classes)[posterior.labels],
+            np.exp(log_softmax(logits, -1))
+            - np.eye(posterior.classes)[posterior.labels],
             posterior.features,
         )
         share = theta / (posterior.devices * posterior.prior_std**2)
     if np.isfinite(plan.example_clip).any():
         norm = np.linalg.norm(each, axis=-1) * np.linalg.norm(features, axis=-1)
-        each = each * np.minimum(1, plan.example_clip[:, None] / np.maximum(norm, 1e-30))[..., None]
+        each = (
+            each
+            * np.minimum(1, plan.example_clip[:, None] / np.maximum(norm, 1e-30))[
+                ..., None
+            ]
+        )
     real = np.arange(features.shape[1]) < posterior.sizes[:, None]
     total = np.einsum("ckna,knd->ckad", each * real[..., None], features)
     return total.reshape(len(theta), posterior.devices, -1) + share[:, None]
@@ -115,19 +123,31 @@ def gradients(posterior, theta, plan):
 def chains(posterior, plan, count=24, seed=0):
     """Kept draws [chain, draw, m] and the share of clipped gradients, by the protocol written out in NumPy."""
     rng = np.random.default_rng(seed)
-    theta = rng.standard_normal((count, posterior.dim)) * posterior.prior_std * (plan.init == "prior")
+    theta = (
+        rng.standard_normal((count, posterior.dim))
+        * posterior.prior_std
+        * (plan.init == "prior")
+    )
     velocity, kept, share = rng.standard_normal(theta.shape), [], []
     for s in range(len(plan.rounds)):
         if plan.dynamics.has_velocity:
             theta = theta + plan.step_size[s] / 2 * velocity
         g = gradients(posterior, theta, plan)
         norm = np.linalg.norm(g, axis=-1)
-        pull = np.einsum("ck,ckm->cm", plan.weight[s] * np.minimum(1, plan.clip / np.maximum(norm, 1e-30)), g)
-        moved = -plan.kick[s] * pull + plan.noise_variance[s] ** 0.5 * rng.standard_normal(theta.shape)
+        pull = np.einsum(
+            "ck,ckm->cm",
+            plan.weight[s] * np.minimum(1, plan.clip / np.maximum(norm, 1e-30)),
+            g,
+        )
+        moved = -plan.kick[s] * pull + plan.noise_variance[
+            s
+        ] ** 0.5 * rng.standard_normal(theta.shape)
         if not plan.dynamics.has_velocity:
             theta = theta + moved
         else:
-            velocity = np.exp(-plan.dynamics.friction * plan.step_size[s]) * velocity + moved
+            velocity = (
+                np.exp(-plan.dynamics.friction * plan.step_size[s]) * velocity + moved
+            )
             theta = theta + plan.step_size[s] / 2 * velocity
         if s >= plan.burn_in:
             kept.append(theta)
@@ -139,8 +159,14 @@ def score(posterior, theta):
     """W2² of the draws to the exact posterior, or the negative log-likelihood of each chain's predictions."""
     if isinstance(posterior, GaussianPosterior):
         draws = theta.reshape(-1, posterior.dim)
-        return float(w2_squared(Gaussian(draws.mean(0), np.cov(draws.T)), posterior.exact))
-    logits = np.einsum("nd,csad->csna", TEST_SET[0], theta.reshape(*theta.shape[:2], posterior.classes, -1))
+        return float(
+            w2_squared(Gaussian(draws.mean(0), np.cov(draws.T)), posterior.exact)
+        )
+    logits = np.einsum(
+        "nd,csad->csna",
+        TEST_SET[0],
+        theta.reshape(*theta.shape[:2], posterior.classes, -1),
+    )
     log_p = log_softmax(logits, -1)[..., np.arange(len(TEST_SET[1])), TEST_SET[1]]
     return float(-(logsumexp(log_p, axis=1) - np.log(theta.shape[1])).mean())
 
@@ -162,13 +188,21 @@ def followed():
         inputs = build(scenario)
         plan = make_plan(scenario, inputs)
         theta, rate = chains(inputs.posterior, plan)
-        causes = diagnose_plan(PlanSource(scenario, inputs), plan, Measured.from_evaluation(measured(rate)))
-        change = next((cause["change"] for cause in causes if cause["change"] is not None), None)
+        causes = diagnose_plan(
+            PlanSource(scenario, inputs), plan, Measured.from_evaluation(measured(rate))
+        )
+        change = next(
+            (cause["change"] for cause in causes if cause["change"] is not None), None
+        )
         after = None
         if change is not None:
-            other = with_values(scenario, {change["key"]: change["value"], **change["with"]})
+            other = with_values(
+                scenario, {change["key"]: change["value"], **change["with"]}
+            )
             inputs = build(other)
-            after = score(inputs.posterior, chains(inputs.posterior, make_plan(other, inputs))[0])
+            after = score(
+                inputs.posterior, chains(inputs.posterior, make_plan(other, inputs))[0]
+            )
         found[name] = causes, score(build(scenario).posterior, theta), after
     return found
 
@@ -176,10 +210,22 @@ def followed():
 def test_following_the_first_advice_helps(followed):
     """Nine of ten, of two models; the scores are those of chains, which the diagnosis has not seen."""
     for model in (False, True):
-        rows = {name: row for name, row in followed.items() if name.startswith("softmax") == model}
-        better = [name for name, (_, before, after) in rows.items() if after is not None and after < before]
+        rows = {
+            name: row
+            for name, row in followed.items()
+            if name.startswith("softmax") == model
+        }
+        better = [
+            name
+            for name, (_, before, after) in rows.items()
+            if after is not None and after < before
+        ]
         assert len(better) >= 0.9 * len(rows), sorted(set(rows) - set(better))
-    gains = [before / after for name, (_, before, after) in followed.items() if not name.startswith("softmax")]
+    gains = [
+        before / after
+        for name, (_, before, after) in followed.items()
+        if not name.startswith("softmax")
+    ]
     assert np.median(gains) > 5
 
 
@@ -194,26 +240,57 @@ def test_causes_are_those_that_were_made(followed):
         "unlike devices": ("clip too small", "privacy.clip", "up"),
         "softmax: clip too small": ("clip too small", "privacy.clip", "up"),
         "softmax: clip too large": ("privacy noise", "privacy.clip", "down"),
-        "softmax: small clip of examples": ("clip too small", "privacy.example_clip", "up"),
+        "softmax: small clip of examples": (
+            "clip too small",
+            "privacy.example_clip",
+            "up",
+        ),
         "softmax: narrow prior": ("prior too narrow", "posterior.prior_std", "up"),
     }
     for name, (cause, key, direction) in expected.items():
         first = followed[name][0][0]
-        assert (first["cause"], first["change"]["key"], first["change"]["direction"]) == (cause, key, direction), name
+        assert (
+            first["cause"],
+            first["change"]["key"],
+            first["change"]["direction"],
+        ) == (cause, key, direction), name
     for name in ("tiny epsilon", "many rounds", "few devices", "softmax: tiny epsilon"):
-        assert followed[name][0][0]["cause"] in ("privacy noise", "noise of burn-in"), name
+        assert followed[name][0][0]["cause"] in ("privacy noise", "noise of burn-in"), (
+            name
+        )
 
 
 def test_one_diagnosis_does_not_contradict_itself(followed):
     """No key twice, no rounds or clips to raise and to lower at once, and names that say what the change does."""
     for name, (causes, _, _) in followed.items():
-        changes = [change for cause in causes for change in (cause["change"], cause["instead"]) if change is not None]
+        changes = [
+            change
+            for cause in causes
+            for change in (cause["change"], cause["instead"])
+            if change is not None
+        ]
         keys = [change["key"] for change in changes]
         assert len(set(keys)) == len(keys), name
-        for group in (("sampler.burn_in", "sampler.samples"), ("privacy.clip", "privacy.example_clip")):
-            assert len({change["direction"] for change in changes if change["key"] in group}) <= 1, name
+        for group in (
+            ("sampler.burn_in", "sampler.samples"),
+            ("privacy.clip", "privacy.example_clip"),
+        ):
+            assert (
+                len(
+                    {
+                        change["direction"]
+                        for change in changes
+                        if change["key"] in group
+                    }
+                )
+                <= 1
+            ), name
         for cause in causes:
-            turn = "" if cause["change"] is None else f"{cause['change']['key']} {cause['change']['direction']}"
+            turn = (
+                ""
+                if cause["change"] is None
+                else f"{cause['change']['key']} {cause['change']['direction']}"
+            )
             assert turn != OPPOSITE.get(cause["cause"]), name
             expected = None if cause["change"] is None else cause["change"]["expected"]
             assert expected is None or expected["after"] < expected["before"]
@@ -224,12 +301,24 @@ def test_one_diagnosis_does_not_contradict_itself(followed):
 def test_warnings_give_no_advice():
     """Advice is the diagnosis alone: fewer rounds in one warning and more in another help nobody."""
     advice = re.compile(r"\b(helps?|[Uu]se a|[Tt]ry|fewer|larger|smaller|higher)\b")
-    for name in ("tiny epsilon", "many rounds", "clip too small", "tiny SNR", "softmax: tiny epsilon"):
+    for name in (
+        "tiny epsilon",
+        "many rounds",
+        "clip too small",
+        "tiny SNR",
+        "softmax: tiny epsilon",
+    ):
         scenario = of(*BAD[name])
         plan = make_plan(scenario, inputs := build(scenario))
-        told = dataclasses.replace(measured(0.9), rhat_max=3.0, noise_ratio=plan.noise_ratio)
-        assert not [text for text in (*plan.warnings, *told.warnings) if advice.search(text)], name
-        assert "private data" in plan.warnings[-1]  # what every plan like it says comes last
+        told = dataclasses.replace(
+            measured(0.9), rhat_max=3.0, noise_ratio=plan.noise_ratio
+        )
+        assert not [
+            text for text in (*plan.warnings, *told.warnings) if advice.search(text)
+        ], name
+        assert (
+            "private data" in plan.warnings[-1]
+        )  # what every plan like it says comes last
         assert data_notices(inputs.not_covered) == plan.notices[-1:]
 
 
@@ -238,20 +327,35 @@ def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
     fair = wflmc.gaussian_regression(jax.random.key(1), devices=5, examples=43, dim=3)
     how = {"step_size": 0.4 / (fair.mu + fair.L)}
     if name == "kinetic":
-        how = {"step_size": fair.L**-0.5, "dynamics": "kinetic", "friction": 2 * fair.mu**0.5, "power": "equal"}
+        how = {
+            "step_size": fair.L**-0.5,
+            "dynamics": "kinetic",
+            "friction": 2 * fair.mu**0.5,
+            "power": "equal",
+        }
     link = wflmc.Link(channel.static(0.01), snr_db=20)
     for posterior in (fair, small):
         plan = wflmc.plan(
-            posterior, link, wflmc.Privacy(8, 0.01, 30), **grouped(burn_in=9, samples=7, schedule="all", **how)
+            posterior,
+            link,
+            wflmc.Privacy(8, 0.01, 30),
+            **grouped(burn_in=9, samples=7, schedule="all", **how),
         )
         found = forecast(plan, model_of(plan, posterior), clipping=False)
         size = np.trace(posterior.exact.covariance)
-        assert found.w2_sq * size == pytest.approx(wflmc.exact_w2_sq(posterior, plan)[9:].max(), rel=1e-9)
-        variance = np.diagonal(posterior.exact.covariance) / wflmc.evaluation.exact_ess(posterior, plan)
+        assert found.w2_sq * size == pytest.approx(
+            wflmc.exact_w2_sq(posterior, plan)[9:].max(), rel=1e-9
+        )
+        variance = np.diagonal(posterior.exact.covariance) / wflmc.evaluation.exact_ess(
+            posterior, plan
+        )
         assert found.error * size == pytest.approx(variance.sum(), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["clip too small", "tiny epsilon", "many rounds", "short burn-in", "kinetic"])
+@pytest.mark.parametrize(
+    "name",
+    ["clip too small", "tiny epsilon", "many rounds", "short burn-in", "kinetic"],
+)
 def test_the_forecast_of_clipped_chains(name):
     """From a fraction of the posterior's variance to millions of it, within half of what chains show."""
     scenario = of(*BAD[name])
@@ -259,8 +363,13 @@ def test_the_forecast_of_clipped_chains(name):
     found = forecast(plan, model_of(plan, inputs.posterior))
     theta, rate = chains(inputs.posterior, plan, 200)
     exact = inputs.posterior.exact
-    rounds = [w2_squared(Gaussian(draws.mean(0), np.cov(draws.T)), exact) for draws in theta.swapaxes(0, 1)]
-    assert found.w2_sq == pytest.approx(max(rounds) / np.trace(exact.covariance), rel=0.5)
+    rounds = [
+        w2_squared(Gaussian(draws.mean(0), np.cov(draws.T)), exact)
+        for draws in theta.swapaxes(0, 1)
+    ]
+    assert found.w2_sq == pytest.approx(
+        max(rounds) / np.trace(exact.covariance), rel=0.5
+    )
     assert found.clipped == pytest.approx(rate, abs=0.25)
 
 
@@ -268,7 +377,9 @@ def test_good_settings_get_no_advice():
     scenario = of(GAUSSIAN, {"sampler.burn_in": 40, "sampler.samples": 300, "link.snr_db": 60.0,
                              "privacy.epsilon": 500.0})  # fmt: skip
     inputs = build(scenario)
-    assert diagnose_plan(PlanSource(scenario, inputs), make_plan(scenario, inputs)) == []
+    assert (
+        diagnose_plan(PlanSource(scenario, inputs), make_plan(scenario, inputs)) == []
+    )
     assert "nothing stands out" in diagnosis_lines([])[0]
 
 
@@ -276,25 +387,43 @@ def test_test_scores_are_not_looked_at():
     scenario = of(*BAD["softmax: small step"])
     inputs = build(scenario)
     plan = make_plan(scenario, inputs)
-    scored = [dataclasses.replace(measured(0.1), scores=scores) for scores in (None, "anything")]
+    scored = [
+        dataclasses.replace(measured(0.1), scores=scores)
+        for scores in (None, "anything")
+    ]
     without, with_scores = (
-        find_causes(plan, inputs.posterior, measured=Measured.from_evaluation(evaluation)) for evaluation in scored
+        find_causes(
+            plan, inputs.posterior, measured=Measured.from_evaluation(evaluation)
+        )
+        for evaluation in scored
     )
     assert without == with_scores
 
 
 def test_data_are_not_looked_at_where_constants_are_public(monkeypatch):
-    public = {"posterior.mu": 60.0, "posterior.L": 110.0, "posterior.initial_w2_sq": 3.0, "privacy.clip": 300.0}
+    public = {
+        "posterior.mu": 60.0,
+        "posterior.L": 110.0,
+        "posterior.initial_w2_sq": 3.0,
+        "privacy.clip": 300.0,
+    }
     scenario = of(GAUSSIAN, public)
     inputs = build(scenario)
-    monkeypatch.setattr(GaussianPosterior, "quadratic", lambda *_: pytest.fail("data were looked at"))
+    monkeypatch.setattr(
+        GaussianPosterior, "quadratic", lambda *_: pytest.fail("data were looked at")
+    )
     first = diagnose_plan(PlanSource(scenario, inputs), make_plan(scenario, inputs))[0]
-    assert (first["change"]["key"], first["change"]["direction"]) == ("privacy.clip", "down")
+    assert (first["change"]["key"], first["change"]["direction"]) == (
+        "privacy.clip",
+        "down",
+    )
 
 
 def test_advice_from_python():
     """A model of one's own; power that limits is told from privacy that does, and changes help by the exact law."""
-    gaussian = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=2)
+    gaussian = wflmc.gaussian_regression(
+        jax.random.key(0), devices=3, examples=60, dim=2
+    )
     posterior = as_own(gaussian)
     link, privacy = wflmc.Link(channel.static(0.01), snr_db=10), wflmc.Privacy(clip=60)
     how = {"step_size": 0.4 / (gaussian.mu + gaussian.L), "burn_in": 20, "samples": 20}
@@ -306,7 +435,9 @@ def test_advice_from_python():
             {"privacy.clip": "down"}.get(first.change.key, "up"),
         )
         assert f"Try {first.change.key} = " in str(first)
-    few = wflmc.advise(gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **grouped(**how))
+    few = wflmc.advise(
+        gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **grouped(**how)
+    )
     assert [cause.cause for cause in few] == [TOO_FEW_DRAWS]
     assert "draws of a chain are worth" in str(few[0])
 
@@ -314,7 +445,9 @@ def test_advice_from_python():
 @pytest.mark.parametrize("content", [GAUSSIAN, SOFTMAX], ids=["gaussian", "softmax"])
 def test_devices_pull_in_opposite_directions_at_the_mode(content):
     """Their gradients there sum to zero and have the norms of those of the written-out cost."""
-    scenario = of(content, {"posterior.partition": "dirichlet:1.0", "policy.power": "noiseless"})
+    scenario = of(
+        content, {"posterior.partition": "dirichlet:1.0", "policy.power": "noiseless"}
+    )
     plan = make_plan(scenario, inputs := build(scenario))
     cost = inputs.posterior.quadratic()
     written_out = gradients(inputs.posterior, cost.mode[None], plan)[0]
@@ -330,7 +463,14 @@ def test_the_forecast_of_clipped_examples(posterior, example_clip):
         wflmc.Link(channel.rayleigh(0.01), snr_db=30),
         wflmc.Privacy(15, 0.01, 30, "exact", "record", example_clip),
     )
-    plan = wflmc.plan(posterior, link, privacy, step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50)
+    plan = wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=50,
+        samples=50,
+    )
     theta, _ = chains(posterior, plan, 100)
     away = theta - posterior.exact.mean
     variances, directions = np.linalg.eigh(posterior.exact.covariance)
@@ -339,16 +479,34 @@ def test_the_forecast_of_clipped_examples(posterior, example_clip):
     found = (off / variances).mean(-1).max()
     assert 0.4 < forecast(plan, model_of(plan, posterior)).alike / found < 2.5
     (first, *_) = wflmc.advise(
-        posterior, link, privacy, step_size=0.4 / (posterior.mu + posterior.L), burn_in=50, samples=50
+        posterior,
+        link,
+        privacy,
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=50,
+        samples=50,
     )
-    assert (first.cause, first.change.key, first.change.direction) == ("clip too small", "privacy.example_clip", "up")
+    assert (first.cause, first.change.key, first.change.direction) == (
+        "clip too small",
+        "privacy.example_clip",
+        "up",
+    )
 
 
 def test_chains_that_diverge_are_not_taken_for_good_ones():
     """A public L that is five times too small."""
-    posterior = dataclasses.replace(wflmc.gaussian_regression(jax.random.key(0), 5, examples=100), mu=1.0, L=20.0)
-    how = {"step_size": 0.08, "burn_in": 100, "samples": 100, "policy": wflmc.Policy(power="noiseless")}
-    first, *_ = wflmc.advise(posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **how)
+    posterior = dataclasses.replace(
+        wflmc.gaussian_regression(jax.random.key(0), 5, examples=100), mu=1.0, L=20.0
+    )
+    how = {
+        "step_size": 0.08,
+        "burn_in": 100,
+        "samples": 100,
+        "policy": wflmc.Policy(power="noiseless"),
+    }
+    first, *_ = wflmc.advise(
+        posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **how
+    )
     assert (first.cause, first.change.key, first.change.direction) == (
         "step size too large",
         "sampler.step_size",
@@ -360,16 +518,24 @@ def test_chains_that_diverge_are_not_taken_for_good_ones():
 def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times):
     """A later change is tried on top of those before it."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
-    how = {"step_size": times / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
+    how = {
+        "step_size": times / (posterior.mu + posterior.L),
+        "burn_in": 50,
+        "samples": 50,
+    }
     causes = wflmc.advise(posterior, link, wflmc.Privacy(15, 0.01, clip), **how)
     changes = [cause.change for cause in causes if cause.change is not None]
-    assert [change.follows_another for change in changes] == [False, True, True][: len(changes)]
+    assert [change.follows_another for change in changes] == [False, True, True][
+        : len(changes)
+    ]
     reached = []
     given = {"clip": clip, **how}
     for change in changes:
         given |= {change.key.partition(".")[2]: change.value}
         privacy = wflmc.Privacy(15, 0.01, given["clip"])
-        plan = wflmc.plan(posterior, link, privacy, **{name: given[name] for name in how})
+        plan = wflmc.plan(
+            posterior, link, privacy, **{name: given[name] for name in how}
+        )
         reached.append(score(posterior, chains(posterior, plan, 100)[0]))
     assert reached
     assert all(value < 1.2 * reached[0] for value in reached)
@@ -377,7 +543,9 @@ def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times)
 
 def test_advice_is_about_the_plan_that_the_same_arguments_make(plans_made, monkeypatch):
     """Also where steps and rounds are left to `plan`, and with what chains have shown."""
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=2)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=3, examples=60, dim=2
+    )
     link = wflmc.Link(channel.static(0.01), snr_db=10)
     privacy = wflmc.Privacy(clip=60)
     judged = []

@@ -18,21 +18,31 @@ CHAINS = 8000
 
 def varied(posterior, rounds=24, power="optimized", **keywords):
     """A plan over a fading channel whose step size changes with every round."""
-    steps = np.random.default_rng(0).uniform(0.1, 1.2, rounds) / (posterior.mu + posterior.L)
+    steps = np.random.default_rng(0).uniform(0.1, 1.2, rounds) / (
+        posterior.mu + posterior.L
+    )
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=15)
     return wflmc.plan(
         posterior,
         link,
         wflmc.Privacy(8, 0.01, 30),
         **grouped(
-            power=power, **{"step_size": steps, "burn_in": rounds // 2, "samples": rounds - rounds // 2} | keywords
+            power=power,
+            **{
+                "step_size": steps,
+                "burn_in": rounds // 2,
+                "samples": rounds - rounds // 2,
+            }
+            | keywords,
         ),
     )
 
 
 def all_pairs(posterior, plan):
     """Variance of the mean of the kept samples and its bias, from Cov(θ_t, θ_s) = A[t]…A[s+1] C[s] pair by pair."""
-    law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init)
+    law = posterior.law(
+        plan.step_size, plan.weight_received, plan.noise_variance, plan.init
+    )
     total, kept = np.zeros(posterior.dim), range(plan.burn_in, len(plan.rounds))
     for s in kept:
         across = law.covariance[s]
@@ -43,7 +53,9 @@ def all_pairs(posterior, plan):
             )
             across = step @ across
             total += 2 * np.diagonal(across)
-    return total / len(kept) ** 2, law.mean[plan.burn_in :].mean(0) - posterior.exact.mean
+    return total / len(kept) ** 2, law.mean[plan.burn_in :].mean(
+        0
+    ) - posterior.exact.mean
 
 
 @pytest.mark.parametrize("init", ["prior", "zero"])
@@ -51,16 +63,24 @@ def test_all_pairs(posterior, init):
     plan = varied(posterior, init=init)
     variance, bias = all_pairs(posterior, plan)
     target = np.diagonal(posterior.exact.covariance)
-    np.testing.assert_allclose(exact_ess(posterior, plan), target / variance, rtol=1e-10)
-    np.testing.assert_allclose(exact_ess(posterior, plan, bias=True), target / (variance + bias**2), rtol=1e-10)
+    np.testing.assert_allclose(
+        exact_ess(posterior, plan), target / variance, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        exact_ess(posterior, plan, bias=True), target / (variance + bias**2), rtol=1e-10
+    )
     other = plan.with_rounds(gain=plan.gain / 2)
     both = 0.5 * (variance + all_pairs(posterior, other)[0])
-    np.testing.assert_allclose(exact_ess(posterior, [plan, other]), target / both, rtol=1e-10)
+    np.testing.assert_allclose(
+        exact_ess(posterior, [plan, other]), target / both, rtol=1e-10
+    )
 
 
 def test_ar1():
     """One parameter, constant step, start forgotten: v/n (1 + 2 Σ_k (1 − k/n) φ^k)."""
-    posterior = wflmc.gaussian_regression(jax.random.key(5), devices=4, examples=40, dim=1)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(5), devices=4, examples=40, dim=1
+    )
     eta, n = 0.2 / posterior.L, 60
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=eta, burn_in=400, samples=n,
@@ -68,21 +88,33 @@ def test_ar1():
     )  # fmt: skip
     phi, k = 1 - eta * posterior.L, np.arange(1, n)
     variance = 2 * eta / (1 - phi**2) / n * (1 + 2 * np.sum((1 - k / n) * phi**k))
-    assert exact_ess(posterior, plan) == pytest.approx([1 / posterior.L / variance], rel=1e-9)
+    assert exact_ess(posterior, plan) == pytest.approx(
+        [1 / posterior.L / variance], rel=1e-9
+    )
 
 
 def test_simulated_chains_have_it_and_follow_the_exact_law(posterior):
     """Steps, senders and noise of every round differ: means over the kept samples spread as they should."""
     plan = with_context(varied(posterior), clip=np.full(30, np.inf))
-    theta = np.asarray(wflmc.sample(jax.random.key(7), posterior, plan, chains=CHAINS).theta, dtype=float)
+    theta = np.asarray(
+        wflmc.sample(jax.random.key(7), posterior, plan, chains=CHAINS).theta,
+        dtype=float,
+    )
     seen = np.diagonal(posterior.exact.covariance) / theta.mean(1).var(0, ddof=1)
     exact = exact_ess(posterior, plan)
     assert np.all(np.abs(seen / exact - 1) < 4 * np.sqrt(2 / CHAINS)), seen / exact
-    law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init)
+    law = posterior.law(
+        plan.step_size, plan.weight_received, plan.noise_variance, plan.init
+    )
     for draw, s in ((0, plan.burn_in), (-1, len(plan.rounds) - 1)):
         spread = np.sqrt(np.diagonal(law.covariance[s]))
-        assert np.all(np.abs(theta[:, draw].mean(0) - law.mean[s]) < 4 * spread / np.sqrt(CHAINS))
-        assert np.all(np.abs(theta[:, draw].var(0, ddof=1) / spread**2 - 1) < 4 * np.sqrt(2 / CHAINS))
+        assert np.all(
+            np.abs(theta[:, draw].mean(0) - law.mean[s]) < 4 * spread / np.sqrt(CHAINS)
+        )
+        assert np.all(
+            np.abs(theta[:, draw].var(0, ddof=1) / spread**2 - 1)
+            < 4 * np.sqrt(2 / CHAINS)
+        )
 
 
 def test_a_frozen_chain_has_good_marginals_and_no_samples(posterior):
@@ -91,7 +123,9 @@ def test_a_frozen_chain_has_good_marginals_and_no_samples(posterior):
     steps = np.full(100, step)
     steps[50:] *= 1e-4
     keywords = {"burn_in": 50, "samples": 50, "power": "noiseless"}
-    moving, frozen = (varied(posterior, step_size=eta, **keywords) for eta in (step, steps))
+    moving, frozen = (
+        varied(posterior, step_size=eta, **keywords) for eta in (step, steps)
+    )
     worst = [exact_w2_sq(posterior, plan)[50:].max() for plan in (moving, frozen)]
     assert worst[1] <= worst[0] * 1.01
     assert exact_ess(posterior, frozen) == pytest.approx(np.ones(5), rel=0.15)
@@ -105,7 +139,12 @@ def test_it_is_shown_beside_the_distance(call, plan_of, scenario, tmp_path):
     _, text, _ = call("plan", scenario, *extra)
     assert "W2² (no clipping)" in text
     assert "ESS (no clipping)" in text
-    softmax = ("--set", "posterior.model=softmax", "--set", "sampler.step_size=1/(mu+L)")
+    softmax = (
+        "--set",
+        "posterior.model=softmax",
+        "--set",
+        "sampler.step_size=1/(mu+L)",
+    )
     assert plan_of(scenario, *extra, *softmax)["exact_ess_min"] is None
 
 

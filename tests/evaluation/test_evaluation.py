@@ -11,7 +11,13 @@ import pytest
 import wflmc
 from tests.plan_tools import grouped
 from wflmc import channel
-from wflmc.evaluation import burn_in, choose_burn_in, diagnose, estimate_w2_sq, exact_w2_sq
+from wflmc.evaluation import (
+    burn_in,
+    choose_burn_in,
+    diagnose,
+    estimate_w2_sq,
+    exact_w2_sq,
+)
 from wflmc.evaluation.wasserstein import FLOOR_REPLICAS, with_floor
 from wflmc.posterior import Gaussian, w2_squared
 
@@ -22,7 +28,9 @@ TARGET = Gaussian(np.array([1.0, -2.0]), np.array([[1.0, 0.3], [0.3, 0.5]]))
 
 def draws(chains, rounds, seed, shift=0.0):
     generator = np.random.default_rng(seed)
-    return generator.multivariate_normal(TARGET.mean + shift, TARGET.covariance, (chains, rounds))
+    return generator.multivariate_normal(
+        TARGET.mean + shift, TARGET.covariance, (chains, rounds)
+    )
 
 
 def test_estimate_is_the_plug_in_distance():
@@ -30,20 +38,30 @@ def test_estimate_is_the_plug_in_distance():
     estimate = estimate_w2_sq(theta, TARGET)
     for s in range(7):
         law = Gaussian(theta[:, s].mean(0), np.cov(theta[:, s].T))
-        assert estimate.per_round[s] == pytest.approx(float(w2_squared(law, TARGET)), rel=1e-9)
+        assert estimate.per_round[s] == pytest.approx(
+            float(w2_squared(law, TARGET)), rel=1e-9
+        )
     assert estimate.worst == estimate.per_round.max()
 
 
 def test_estimate_of_a_known_shift():
     """W2² of a pure shift by (1, 1) is 2; the estimate's error is that of the mean, 2·√(sum of C)/√n."""
     estimate = estimate_w2_sq(draws(40_000, 1, 1, shift=1.0), TARGET)
-    assert estimate.worst == pytest.approx(2.0, abs=4 * 2 * np.sqrt(TARGET.covariance.sum() / 40_000))
+    assert estimate.worst == pytest.approx(
+        2.0, abs=4 * 2 * np.sqrt(TARGET.covariance.sum() / 40_000)
+    )
 
 
 def test_bootstrap_standard_error_matches_repeated_experiments():
     """For one round, where the bootstrap is consistent; over many independent rounds it errs on the large side."""
-    worst = [estimate_w2_sq(draws(100, 1, seed, shift=0.5), TARGET, resamples=2).worst for seed in range(400)]
-    claimed = [estimate_w2_sq(draws(100, 1, seed, shift=0.5), TARGET, resamples=200).worst_se for seed in range(40)]
+    worst = [
+        estimate_w2_sq(draws(100, 1, seed, shift=0.5), TARGET, resamples=2).worst
+        for seed in range(400)
+    ]
+    claimed = [
+        estimate_w2_sq(draws(100, 1, seed, shift=0.5), TARGET, resamples=200).worst_se
+        for seed in range(40)
+    ]
     assert np.mean(claimed) == pytest.approx(np.std(worst), rel=0.15)
 
 
@@ -64,7 +82,9 @@ def test_exact_law_agrees_with_the_estimate(posterior):
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=20_000)
     estimate = estimate_w2_sq(trace.theta, posterior.exact)
     exact = exact_w2_sq(posterior, plan)[20:]
-    np.testing.assert_allclose(estimate.per_round, exact, atol=5 * estimate.worst_se, rtol=0.01)
+    np.testing.assert_allclose(
+        estimate.per_round, exact, atol=5 * estimate.worst_se, rtol=0.01
+    )
     assert np.all(trace.clip_rate == 0)
 
 
@@ -102,7 +122,9 @@ def test_diagnostics_are_those_of_arviz():
     found = diagnose(theta)
     assert found.rhat_max == pytest.approx(float(arviz.rhat(data)["x"].max()))
     assert found.ess_min == pytest.approx(float(arviz.ess(data)["x"].min()))
-    assert found.ess_tail_min == pytest.approx(float(arviz.ess(data, method="tail")["x"].min()))
+    assert found.ess_tail_min == pytest.approx(
+        float(arviz.ess(data, method="tail")["x"].min())
+    )
     assert 0.99 < found.rhat_max < 1.02
     assert found.ess_min > 500
     assert diagnose(theta[:, :3]).rhat_max is None
@@ -117,7 +139,11 @@ def test_parameters_that_never_move_have_not_converged(frozen, everywhere):
     for parameter in frozen:
         theta[slice(None) if everywhere else 2, :, parameter] = 0.25
     found = diagnose(theta)
-    assert (found.frozen, found.ess_min, found.ess_tail_min) == (tuple(frozen), 0.0, 0.0)
+    assert (found.frozen, found.ess_min, found.ess_tail_min) == (
+        tuple(frozen),
+        0.0,
+        0.0,
+    )
     assert found.rhat_max == (None if others is None else others.rhat_max)
     assert diagnose(draws(4, 200, 0)).frozen == ()
 
@@ -125,14 +151,23 @@ def test_parameters_that_never_move_have_not_converged(frozen, everywhere):
 def test_frozen_parameters_are_warned_of(posterior):
     link = wflmc.Link(channel.static(0.1), snr_db=20)
     plan = wflmc.plan(
-        posterior, link, wflmc.Privacy(), step_size=1e-4, burn_in=0, samples=6, policy=wflmc.Policy(power="noiseless")
+        posterior,
+        link,
+        wflmc.Privacy(),
+        step_size=1e-4,
+        burn_in=0,
+        samples=6,
+        policy=wflmc.Policy(power="noiseless"),
     )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3)
     theta = np.array(trace.theta)
     theta[1, :, 3] = theta[1, 0, 3]
     found = wflmc.evaluate(dataclasses.replace(trace, theta=theta), posterior)
     assert (found.frozen, found.ess_min, found.ess_tail_min) == ((3,), 0.0, 0.0)
-    assert any("1 of the parameters never moved in at least one chain (3)" in text for text in found.warnings)
+    assert any(
+        "1 of the parameters never moved in at least one chain (3)" in text
+        for text in found.warnings
+    )
 
 
 @pytest.mark.parametrize(("chains", "memory"), [(3, 0.0), (20, 0.9)])
@@ -156,7 +191,10 @@ def test_the_floor_is_what_perfect_chains_show(chains, memory):
 
 def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
     """They show W2² far above the exact law whatever they sample; chains that clipping does keep away still do."""
-    link, step_size = wflmc.Link(channel.rayleigh(0.01), snr_db=30), 0.4 / (posterior.mu + posterior.L)
+    link, step_size = (
+        wflmc.Link(channel.rayleigh(0.01), snr_db=30),
+        0.4 / (posterior.mu + posterior.L),
+    )
 
     def warned(clip, chains, runs, **others):
         plan = wflmc.plan(
@@ -168,7 +206,12 @@ def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
         said = []
         for seed in range(runs):
             trace = wflmc.sample(jax.random.key(seed), posterior, plan, chains=chains)
-            said.append(any("clipping keeps" in text for text in wflmc.evaluate(trace, posterior).warnings))
+            said.append(
+                any(
+                    "clipping keeps" in text
+                    for text in wflmc.evaluate(trace, posterior).warnings
+                )
+            )
         return said
 
     assert not any(warned(30, 2, 8))
@@ -187,7 +230,11 @@ def test_burn_in_is_where_the_exact_law_forgets_its_start(posterior, factor):
     for within in from_zero.covariance:
         matrix = step @ matrix
         between = matrix @ matrix.T
-        exact.append(np.sqrt(1 + np.max(np.diag(between) / np.diag(within)) + 1 / burn_in.MEMBERS))
+        exact.append(
+            np.sqrt(
+                1 + np.max(np.diag(between) / np.diag(within)) + 1 / burn_in.MEMBERS
+            )
+        )
     expected = int(np.flatnonzero(np.array(exact) >= burn_in.RHAT_LIMIT)[-1]) + 1
     # 16 groups estimate a variance to about ± 35 %; one round changes it by 1 − (1 − ημ)².
     slack = 3 * 0.35 / (1 - (1 - step_size * posterior.mu) ** 2) + 1
@@ -197,7 +244,9 @@ def test_burn_in_is_where_the_exact_law_forgets_its_start(posterior, factor):
 
 def test_burn_in_is_reproducible_and_limited(posterior):
     step_size = 0.4 / (posterior.mu + posterior.L)
-    first, again = (choose_burn_in(jax.random.key(0), posterior, step_size, 5000) for _ in range(2))
+    first, again = (
+        choose_burn_in(jax.random.key(0), posterior, step_size, 5000) for _ in range(2)
+    )
     assert first == again
     assert choose_burn_in(jax.random.key(0), posterior, step_size, 2 * first) == first
     with pytest.raises(wflmc.InputError, match="max_burn_in = 20"):
@@ -209,7 +258,9 @@ def test_burn_in_is_the_first_round_after_which_rhat_stays_low(monkeypatch, post
     script = np.full(200, 1.001)
     script[10:30] = 1.5
     blocks = iter(np.split(script, [64, 128, 192]))
-    monkeypatch.setattr(burn_in, "_block", lambda posterior, now, state, keys: (state, next(blocks)))
+    monkeypatch.setattr(
+        burn_in, "_block", lambda posterior, now, state, keys: (state, next(blocks))
+    )
     assert choose_burn_in(jax.random.key(0), posterior, 1e-4, 200) == 30
 
 
@@ -245,7 +296,9 @@ def test_evaluation_reads_well(posterior):
         samples=5,
         policy=wflmc.Policy(power="noiseless"),
     )
-    bare = wflmc.evaluate(wflmc.sample(jax.random.key(0), posterior, noiseless, chains=1), posterior)
+    bare = wflmc.evaluate(
+        wflmc.sample(jax.random.key(0), posterior, noiseless, chains=1), posterior
+    )
     assert bare.w2_sq is None
     assert bare.epsilon_spent is None
     assert bare.clip_rate == {"burn_in": None, "samples": 0.0}

@@ -56,9 +56,13 @@ def conditioned(gram, prior, position, gradient, noise, extra, prior_mean=0.0):
     cov_theta = np.linalg.inv(prior)
     cov_b = gram @ cov_theta @ gram + (1 + extra) * gram
     cross = np.tile(-cov_theta @ gram, (1, rounds))
-    inner = np.kron(np.ones((rounds, rounds)), cov_b) + np.kron(np.diag(noise), np.eye(dim))
+    inner = np.kron(np.ones((rounds, rounds)), cov_b) + np.kron(
+        np.diag(noise), np.eye(dim)
+    )
     residual = (gradient - (position - prior_mean) @ (gram + prior)).ravel()
-    return prior_mean + cross @ np.linalg.solve(inner, residual), cov_theta - cross @ np.linalg.solve(inner, cross.T)
+    return prior_mean + cross @ np.linalg.solve(
+        inner, residual
+    ), cov_theta - cross @ np.linalg.solve(inner, cross.T)
 
 
 def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, trace):
@@ -69,11 +73,18 @@ def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, tr
         used = made.used[:, chain]
         weight = (1 / told.noise[used, chain]) / (1 / told.noise[used, chain]).sum()
         extra = np.sum((weight @ trace.plan.weight[used] - 1) ** 2) / 30
-        parts = (np.asarray(values[used, chain], float) for values in (told.position, told.gradient, told.noise))
+        parts = (
+            np.asarray(values[used, chain], float)
+            for values in (told.position, told.gradient, told.noise)
+        )
         mean, covariance = conditioned(gram, prior, *parts, extra)
         np.testing.assert_allclose(made.mean[chain], mean, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(made.covariance[chain], covariance, rtol=1e-6, atol=1e-12)
-        np.testing.assert_allclose(np.cov(made.draws[chain].T), covariance, atol=0.1 * covariance.max())
+        np.testing.assert_allclose(
+            made.covariance[chain], covariance, rtol=1e-6, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            np.cov(made.draws[chain].T), covariance, atol=0.1 * covariance.max()
+        )
         np.testing.assert_allclose(made.participation[chain], extra, atol=1e-9)
     lower, upper = made.interval(0.9)
     deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
@@ -89,7 +100,9 @@ def test_a_prior_around_another_mean_is_conditioned_on_as_well(posterior, trace)
     used = result.used[:, 2]
     parts = (transcript.position, transcript.gradient, transcript.noise)
     received = (np.asarray(values[used, 2], float) for values in parts)
-    mean, covariance = conditioned(gram, prior, *received, result.participation[2], prior_mean)
+    mean, covariance = conditioned(
+        gram, prior, *received, result.participation[2], prior_mean
+    )
     np.testing.assert_allclose(result.mean[2], mean, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(result.covariance[2], covariance, rtol=1e-6, atol=1e-12)
 
@@ -113,8 +126,15 @@ def test_a_covariance_is_mapped_without_the_centre(posterior, trace, name):
     result = wflmc.noise_aware(trace, moments._replace(coordinates=space), draws=2000)
     jacobian = np.eye(5)
     if space is not None:
-        jacobian = np.asarray(space.parameters(np.eye(5)) - space.parameters(np.zeros((5, 5)))).T
-    np.testing.assert_allclose(result.covariance, jacobian @ inside.covariance @ jacobian.T, rtol=1e-8, atol=1e-12)
+        jacobian = np.asarray(
+            space.parameters(np.eye(5)) - space.parameters(np.zeros((5, 5)))
+        ).T
+    np.testing.assert_allclose(
+        result.covariance,
+        jacobian @ inside.covariance @ jacobian.T,
+        rtol=1e-8,
+        atol=1e-12,
+    )
     np.testing.assert_array_equal(result.covariance, result.covariance.swapaxes(1, 2))
     assert np.all(np.linalg.eigvalsh(result.covariance) > 0)
     deviation = np.sqrt(np.diagonal(result.covariance, axis1=1, axis2=2))
@@ -143,14 +163,21 @@ def test_it_is_in_parameters_whatever_the_chain_moves_in(posterior):
     # Brute force in the coordinates of the chain, then moved.
     space = whitened.coordinates
     gram = whitened.hessian.sum(0) - space.precision
-    parts = (np.asarray(values[used, c], float) for values in (told.position, told.gradient, told.noise))
+    parts = (
+        np.asarray(values[used, c], float)
+        for values in (told.position, told.gradient, told.noise)
+    )
     mean, covariance = conditioned(gram, space.precision, *parts, made.participation[c])
     np.testing.assert_allclose(made.mean[c], W.T @ mean, rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(made.covariance[c], W.T @ covariance @ W, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        made.covariance[c], W.T @ covariance @ W, rtol=1e-5, atol=1e-9
+    )
     assert np.abs(made.mean - posterior.exact.mean).mean() < 0.1
 
 
-def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(posterior):
+def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(
+    posterior,
+):
     rng = np.random.default_rng(0)
     gram, prior = 1200 * np.eye(5), np.eye(5)
     moments, share = wflmc.Moments(gram, prior, 1200), np.full(30, 1 / 30)
@@ -158,14 +185,18 @@ def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(po
         position = np.zeros((1, 1, 5))
         position[..., 0] = distance
         one, zero = np.ones((1, 1)), np.zeros((1, 1, 5))
-        heard = conditioning._Reception(position, zero, one, np.ones((1, 1, 30)), np.full(30, 30.0), share)
+        heard = conditioning._Reception(
+            position, zero, one, np.ones((1, 1, 30)), np.full(30, 30.0), share
+        )
         clipped, bias = heard.clipping(moments, np.zeros((1, 5)))
         features = rng.standard_normal((4000, 40, 5))
         residual = features @ position[0, 0] + rng.standard_normal((4000, 40))
         gradient = np.einsum("kn,knm->km", residual, features) + position[0, 0] / 30
         length = np.linalg.norm(gradient, axis=1)
         assert clipped[0, 0] == pytest.approx(np.mean(length > 30), abs=tolerance)
-        lost = 30 * np.linalg.norm(np.mean(gradient * np.minimum(1, 30 / length)[:, None] - gradient, axis=0))
+        lost = 30 * np.linalg.norm(
+            np.mean(gradient * np.minimum(1, 30 / length)[:, None] - gradient, axis=0)
+        )
         assert lost < 1.1 * bias[0, 0] + 1
 
 
@@ -174,7 +205,9 @@ def test_rounds_that_are_clipped_are_left_out(posterior):
     privacy = wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
     step = 0.4 / (posterior.mu + posterior.L)
     plan = wflmc.plan(posterior, LINK, privacy, step_size=step, burn_in=30, samples=10)
-    trace = wflmc.sample(jax.random.key(2), posterior, plan, 20, transcript=True, keep_burn_in=True)
+    trace = wflmc.sample(
+        jax.random.key(2), posterior, plan, 20, transcript=True, keep_burn_in=True
+    )
     made = wflmc.noise_aware(trace, posterior)
     rate = np.concatenate([trace.warmup_clip_rate, trace.clip_rate], axis=1).T
     assert rate[~made.used].mean() > 0.8 > 0.05 > rate[made.used].mean()
@@ -185,15 +218,26 @@ def test_rounds_that_are_clipped_are_left_out(posterior):
 def test_unknown_moments_cost_little_and_known_ones_are_their_limit(posterior, trace):
     gram = posterior.hessian.sum(0) - np.eye(5)
     known = wflmc.noise_aware(trace, wflmc.Moments(gram, np.eye(5), 1200))
-    sure = wflmc.noise_aware(trace, wflmc.Moments(gram, np.eye(5), 1200, 1e-3), draws=4000)
+    sure = wflmc.noise_aware(
+        trace, wflmc.Moments(gram, np.eye(5), 1200, 1e-3), draws=4000
+    )
     assert (known.method, sure.method) == ("known moments", "uncertain moments")
     assert known.not_covered == sure.not_covered == ()
     np.testing.assert_allclose(sure.mean, known.mean, atol=1e-4)
     np.testing.assert_allclose(sure.covariance, known.covariance, atol=5e-6)
-    np.testing.assert_allclose(sure.draws.mean(1), known.mean, atol=5 * np.sqrt(known.covariance.max() / 4000))
-    guessed = wflmc.Moments(1200 * np.eye(5), np.eye(5), 1200, np.sqrt(1200) * (1 + (2**0.5 - 1) * np.eye(5)))
+    np.testing.assert_allclose(
+        sure.draws.mean(1), known.mean, atol=5 * np.sqrt(known.covariance.max() / 4000)
+    )
+    guessed = wflmc.Moments(
+        1200 * np.eye(5),
+        np.eye(5),
+        1200,
+        np.sqrt(1200) * (1 + (2**0.5 - 1) * np.eye(5)),
+    )
     wide = wflmc.noise_aware(trace, guessed, draws=2000)
-    ratio = np.diagonal(wide.covariance, axis1=1, axis2=2) / np.diagonal(known.covariance, axis1=1, axis2=2)
+    ratio = np.diagonal(wide.covariance, axis1=1, axis2=2) / np.diagonal(
+        known.covariance, axis1=1, axis2=2
+    )
     assert 0.9 < ratio.mean() < 1.15
     assert np.abs(wide.mean - known.mean).mean() < 0.2 * np.sqrt(known.covariance.max())
 
@@ -205,21 +249,45 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     theta, noise = rng.normal(0.5, 0.5, 8), 400.0
     received = (110 + 1) * theta - 70 - prior_mean + rng.normal(0, noise**0.5, 8)
     shape = (8, 1, 1)
-    told = Transcript(theta.reshape(shape), received.reshape(shape), np.full((8, 1), noise), np.arange(8), 8)
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=100, dim=1)
-    plan = wflmc.plan(posterior, LINK, wflmc.Privacy(clip=1e6), step_size=1e-3, burn_in=0, samples=8)
+    told = Transcript(
+        theta.reshape(shape),
+        received.reshape(shape),
+        np.full((8, 1), noise),
+        np.arange(8),
+        8,
+    )
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=2, examples=100, dim=1
+    )
+    plan = wflmc.plan(
+        posterior, LINK, wflmc.Privacy(clip=1e6), step_size=1e-3, burn_in=0, samples=8
+    )
     plan = plan.with_rounds(weight=np.ones((8, 2)))
-    trace = replace(wflmc.sample(jax.random.key(0), posterior, plan, 1), transcript=told, plans=(plan,))
-    moments = wflmc.Moments(np.full((1, 1), 100.0), np.eye(1), 100, 20.0, prior_linear=np.array([prior_mean]))
+    trace = replace(
+        wflmc.sample(jax.random.key(0), posterior, plan, 1),
+        transcript=told,
+        plans=(plan,),
+    )
+    moments = wflmc.Moments(
+        np.full((1, 1), 100.0),
+        np.eye(1),
+        100,
+        20.0,
+        prior_linear=np.array([prior_mean]),
+    )
     made = wflmc.noise_aware(trace, moments, draws=10_000)
     grid = np.linspace(1, 250, 500)
     prior = stats.norm.logpdf(grid, 100, 20)
     middle, V = received.mean(), noise / 8
     likelihood = prior.copy()
     for g, row in enumerate(grid):
-        covariance = noise * np.eye(8) + row**2 + row  # θ ~ N(prior mean, 1) and b|θ integrated out
+        covariance = (
+            noise * np.eye(8) + row**2 + row
+        )  # θ ~ N(prior mean, 1) and b|θ integrated out
         expected = (row + 1) * (theta - prior_mean)
-        likelihood[g] += stats.multivariate_normal.logpdf(received, expected, covariance)
+        likelihood[g] += stats.multivariate_normal.logpdf(
+            received, expected, covariance
+        )
     chance = np.exp(likelihood - likelihood.max())
     chance /= chance.sum()
     precision = 1 + grid**2 / (grid + V)
@@ -238,7 +306,9 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     y = (rng.random(600) < 1 / (1 + np.exp(-2 * X[:, 0]))).astype(int)
     posterior = wflmc.softmax_regression(jax.random.key(0), devices=5, X=X, y=y)
     privacy = wflmc.Privacy(epsilon=8, delta=0.01, clip=60)
-    plan = wflmc.plan(posterior, LINK, privacy, step_size=0.5 / posterior.L, burn_in=40, samples=40)
+    plan = wflmc.plan(
+        posterior, LINK, privacy, step_size=0.5 / posterior.L, burn_in=40, samples=40
+    )
     trace = wflmc.sample(jax.random.key(1), posterior, plan, 12, transcript=True)
     made = wflmc.noise_aware(trace, posterior)
     law = wflmc.evaluation.wasserstein.laplace_law(posterior)
@@ -246,12 +316,18 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     assert made.not_covered
     assert wflmc.noise_aware(trace, posterior, public=True).not_covered == ()
     deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
-    np.testing.assert_allclose((made.draws.mean(1) - made.mean) / deviation, 0, atol=5 / np.sqrt(1000))
+    np.testing.assert_allclose(
+        (made.draws.mean(1) - made.mean) / deviation, 0, atol=5 / np.sqrt(1000)
+    )
     moments = conditioning.moments_of(posterior, trace)
     total = jax.jacfwd(lambda theta: posterior.gradients(theta).sum(0))
     exact = np.asarray(total(np.asarray(trace.theta[3].mean(0), np.float32)))
-    np.testing.assert_allclose(moments.gram[3] + moments.prior, exact, atol=0.01 * exact.max())
-    far, near = (np.mean((mean - law.mean) ** 2) for mean in (trace.theta.mean(1), made.mean))
+    np.testing.assert_allclose(
+        moments.gram[3] + moments.prior, exact, atol=0.01 * exact.max()
+    )
+    far, near = (
+        np.mean((mean - law.mean) ** 2) for mean in (trace.theta.mean(1), made.mean)
+    )
     spread = np.mean(np.diagonal(law.covariance))
     assert near < far + 0.3 * spread
     lower, upper = made.interval(0.9)
@@ -285,7 +361,9 @@ def slope_of_cost(theta, x, y):
 def log_likelihood(parameters, record):
     x, y = record
     mean = parameters["weight"][0] + parameters["weight"][1] * x
-    return -0.5 * ((y - mean) * jnp.exp(-parameters["width"])) ** 2 - parameters["width"]
+    return (
+        -0.5 * ((y - mean) * jnp.exp(-parameters["width"])) ** 2 - parameters["width"]
+    )
 
 
 def log_prior(parameters):
@@ -297,7 +375,9 @@ def constrain(parameters):
     return {"weight": parameters["weight"], "sigma": jnp.exp(parameters["width"])}
 
 
-SITES = Sites(constrain=constrain, dims={"weight": ["term"]}, coords={"term": ["level", "slope"]})
+SITES = Sites(
+    constrain=constrain, dims={"weight": ["term"]}, coords={"term": ["level", "slope"]}
+)
 """As the adapter of NumPyro makes them."""
 
 
@@ -320,7 +400,9 @@ def regression():
 def regression_plan(regression):
     privacy = wflmc.Privacy(clip=1e6)
     rounds = {"step_size": STEP_SIZE, "burn_in": BURN_IN, "samples": KEPT_ROUNDS}
-    return wflmc.plan(regression, LINK, privacy, **rounds, initial_w2_sq=1.0).with_rounds(weight=np.ones((20, 3)))
+    return wflmc.plan(
+        regression, LINK, privacy, **rounds, initial_w2_sq=1.0
+    ).with_rounds(weight=np.ones((20, 3)))
 
 
 def run_chain(regression, plan, rng, start=0.0):
@@ -331,7 +413,9 @@ def run_chain(regression, plan, rng, start=0.0):
     phi = np.zeros(3) + start
     positions, gradients = [], []
     for _ in range(BURN_IN + KEPT_ROUNDS):
-        gradient = SCALES * slope_of_cost(START + SCALES * phi, x, y) + noise**0.5 * rng.standard_normal(3)
+        gradient = SCALES * slope_of_cost(
+            START + SCALES * phi, x, y
+        ) + noise**0.5 * rng.standard_normal(3)
         positions.append(phi)
         gradients.append(gradient)
         phi = phi - STEP_SIZE * gradient
@@ -355,7 +439,9 @@ def in_order_of_truth(regression):
     return np.append(numbers["weight"], numbers["width"])
 
 
-def test_intervals_of_a_custom_model_cover_with_ten_kept_draws(regression, regression_plan, in_order_of_truth):
+def test_intervals_of_a_custom_model_cover_with_ten_kept_draws(
+    regression, regression_plan, in_order_of_truth
+):
     """Over data sets, within 3.3 binomial standard errors; errors of the three parameters are nearly independent."""
     data_sets = 120
     rng = np.random.default_rng(3)
@@ -365,9 +451,13 @@ def test_intervals_of_a_custom_model_cover_with_ten_kept_draws(regression, regre
         posterior, trace = run_chain(regression, regression_plan, rng)
         result = wflmc.noise_aware(trace, posterior)
         for level, hits in held.items():
-            lower, upper = (ends[0, in_order_of_truth] for ends in result.interval(level))
+            lower, upper = (
+                ends[0, in_order_of_truth] for ends in result.interval(level)
+            )
             hits.append((lower < TRUTH) & (upper > TRUTH))
-        deviations.append(np.sqrt(np.diagonal(result.covariance[0]))[in_order_of_truth] / SCALES)
+        deviations.append(
+            np.sqrt(np.diagonal(result.covariance[0]))[in_order_of_truth] / SCALES
+        )
     for level, hits in held.items():
         error = np.sqrt(level * (1 - level) / (3 * data_sets))
         assert abs(np.mean(hits) - level) < 3.3 * error
@@ -375,14 +465,26 @@ def test_intervals_of_a_custom_model_cover_with_ten_kept_draws(regression, regre
     np.testing.assert_allclose(np.mean(deviations, axis=0), 2**0.5, rtol=0.1)
 
 
-def test_intervals_by_site_are_in_the_space_of_each_site(regression, regression_plan, in_order_of_truth):
+def test_intervals_by_site_are_in_the_space_of_each_site(
+    regression, regression_plan, in_order_of_truth
+):
     posterior, trace = run_chain(regression, regression_plan, np.random.default_rng(4))
-    result = wflmc.noise_aware(trace, replace(posterior, model=replace(posterior.model, sites=SITES)))
+    result = wflmc.noise_aware(
+        trace, replace(posterior, model=replace(posterior.model, sites=SITES))
+    )
     assert result.method == "local quadratic"
     assert result.draws.shape == (1, 1000, 3)
-    assert {name: draws.shape for name, draws in result.sites.items()} == {"weight": (1, 1000, 2), "sigma": (1, 1000)}
+    assert {name: draws.shape for name, draws in result.sites.items()} == {
+        "weight": (1, 1000, 2),
+        "sigma": (1, 1000),
+    }
     sites = result.interval_by_site(0.9)
-    by_site = np.array([np.append(sites["weight"][end], np.log(sites["sigma"][end])) for end in range(2)])
+    by_site = np.array(
+        [
+            np.append(sites["weight"][end], np.log(sites["sigma"][end]))
+            for end in range(2)
+        ]
+    )
     flat = np.array([ends[0, in_order_of_truth] for ends in result.interval(0.9)])
     # The standard error of a quantile of 1000 draws, in deviations of a normal law.
     density = stats.norm.pdf(stats.norm.ppf(0.05))
@@ -401,13 +503,17 @@ def test_intervals_by_site_of_plain_models_are_those_of_theta(posterior, trace):
     assert np.all(lower < upper)
 
 
-def test_burn_in_is_beyond_the_reach_of_a_local_quadratic(regression, regression_plan, in_order_of_truth):
+def test_burn_in_is_beyond_the_reach_of_a_local_quadratic(
+    regression, regression_plan, in_order_of_truth
+):
     """Chains whose weights come from far away, where the gradient of log sigma is that of no quadratic."""
     chains = 60
     rng = np.random.default_rng(5)
     errors = []
     for _ in range(chains):
-        posterior, trace = run_chain(regression, regression_plan, rng, start=np.array([10.0, 10.0, 0.0]))
+        posterior, trace = run_chain(
+            regression, regression_plan, rng, start=np.array([10.0, 10.0, 0.0])
+        )
         result = wflmc.noise_aware(trace, posterior, draws=1)
         assert result.used[:, 0].tolist() == [False] * BURN_IN + [True] * KEPT_ROUNDS
         deviation = np.sqrt(np.diagonal(result.covariance[0]))[in_order_of_truth]
@@ -441,7 +547,9 @@ def test_a_level_out_of_range_is_refused(posterior, trace):
 def test_a_direction_without_curvature_is_refused(regression, regression_plan):
     _, trace = run_chain(regression, regression_plan, np.random.default_rng(4))
     flat = wflmc.posterior_from(
-        lambda parameters, record: log_likelihood({**parameters, "width": TRUTH[2]}, record),
+        lambda parameters, record: log_likelihood(
+            {**parameters, "width": TRUTH[2]}, record
+        ),
         lambda parameters: 0.0,
         simulate_records(np.random.default_rng(0)),
         initial={"weight": START[:2], "width": START[2]},
@@ -471,20 +579,34 @@ def test_a_numpyro_model_has_its_sites():
     x, y = simulate_records(np.random.default_rng(0))
     labels = {"term": ["level", "slope"]}
     posterior = wflmc.from_numpyro(model, {"x": x, "y": y}, devices=3, coords=labels)
-    privacy = wflmc.Privacy(epsilon=4, delta=1e-5, clip=10, unit="record", example_clip=0.5)
-    trace = wflmc.sample(jax.random.key(1), posterior, wflmc.plan(posterior, LINK, privacy), 3, transcript=True)
+    privacy = wflmc.Privacy(
+        epsilon=4, delta=1e-5, clip=10, unit="record", example_clip=0.5
+    )
+    trace = wflmc.sample(
+        jax.random.key(1),
+        posterior,
+        wflmc.plan(posterior, LINK, privacy),
+        3,
+        transcript=True,
+    )
     result = wflmc.noise_aware(trace, posterior)
     assert np.all(np.linalg.eigvalsh(result.covariance) > 0)
     np.testing.assert_array_equal(result.covariance, result.covariance.swapaxes(1, 2))
     deviation = np.sqrt(np.diagonal(result.covariance, axis1=1, axis2=2))
-    np.testing.assert_allclose(result.draws.std(1) / deviation, 1, atol=5 / np.sqrt(2 * 1000))
+    np.testing.assert_allclose(
+        result.draws.std(1) / deviation, 1, atol=5 / np.sqrt(2 * 1000)
+    )
     lower, upper = result.interval_by_site(0.9)["sigma"]
     assert np.all((lower > 0) & (lower < upper))
     assert result.interval_by_site(0.9)["weight"][0].shape == (3, 2)
     ours, theirs = result.to_arviz().posterior, trace.to_arviz(posterior).posterior
     assert set(ours.data_vars) == set(theirs.data_vars) == {"weight", "sigma"}
-    assert {name: ours[name].dims for name in ours.data_vars} == {name: theirs[name].dims for name in ours.data_vars}
-    assert ours["term"].values.tolist() == theirs["term"].values.tolist() == labels["term"]
+    assert {name: ours[name].dims for name in ours.data_vars} == {
+        name: theirs[name].dims for name in ours.data_vars
+    }
+    assert (
+        ours["term"].values.tolist() == theirs["term"].values.tolist() == labels["term"]
+    )
     assert np.all(ours["sigma"].values > 0)
 
 
@@ -510,18 +632,31 @@ def test_draws_go_to_arviz(posterior, trace):
 def test_intervals_hold_what_they_say(posterior, epsilon):
     """Simulation-based calibration, with plans made for transcripts."""
     count = 2000 if FULL else 200
-    found = simulated_coverage(jax.random.key(7), posterior, make_plans(posterior, epsilon, 5), count)
-    for level, share, error in zip((0.9, 0.5), found.noise_aware, found.error, strict=True):
+    found = simulated_coverage(
+        jax.random.key(7), posterior, make_plans(posterior, epsilon, 5), count
+    )
+    for level, share, error in zip(
+        (0.9, 0.5), found.noise_aware, found.error, strict=True
+    ):
         assert abs(share - level) < 3 * error + 0.015
     assert found.chain[0] != pytest.approx(0.9, abs=0.02) or epsilon > 8
 
 
 @full
 def test_public_moments_cover_too(posterior):
-    guessed = wflmc.Moments(1200 * np.eye(5), np.eye(5), 1200, np.sqrt(1200) * (1 + (2**0.5 - 1) * np.eye(5)))
+    guessed = wflmc.Moments(
+        1200 * np.eye(5),
+        np.eye(5),
+        1200,
+        np.sqrt(1200) * (1 + (2**0.5 - 1) * np.eye(5)),
+    )
     count = 500 if FULL else 60
-    found = simulated_coverage(jax.random.key(8), posterior, make_plans(posterior, 4, 5), count, guessed)
-    for level, share, error in zip((0.9, 0.5), found.noise_aware, found.error, strict=True):
+    found = simulated_coverage(
+        jax.random.key(8), posterior, make_plans(posterior, 4, 5), count, guessed
+    )
+    for level, share, error in zip(
+        (0.9, 0.5), found.noise_aware, found.error, strict=True
+    ):
         assert abs(share - level) < 3 * error + 0.02
 
 
@@ -533,11 +668,20 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
     for sign in (1.0, -1.0):
         changed_X, changed = X.copy(), y.copy()
         changed_X[:10], changed[:10] = [1.0, 0.0], 1e3 * sign
-        sides.append(wflmc.gaussian_regression(jax.random.key(0), 4, X=changed_X, y=changed, partition=devices))
+        sides.append(
+            wflmc.gaussian_regression(
+                jax.random.key(0), 4, X=changed_X, y=changed, partition=devices
+            )
+        )
     privacy = wflmc.Privacy(epsilon=1.0, delta=0.01, clip=5)
-    policy, step = wflmc.Policy(objective="transcript", schedule="all"), 0.2 / sides[0].L
+    policy, step = (
+        wflmc.Policy(objective="transcript", schedule="all"),
+        0.2 / sides[0].L,
+    )
     link = wflmc.Link(wflmc.channel.static(), snr_db=40)
-    plan = wflmc.plan(sides[0], link, privacy, step_size=step, burn_in=0, samples=8, policy=policy)
+    plan = wflmc.plan(
+        sides[0], link, privacy, step_size=step, burn_in=0, samples=8, policy=policy
+    )
     assert isinstance(sides[0], GaussianPosterior)
     moments = wflmc.Moments(40 * np.eye(2), np.eye(2), 40)
     output = []
@@ -546,10 +690,21 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
         output.append(wflmc.noise_aware(trace, moments, draws=1).mean[:, 0])
     # Half of the trials choose the threshold, the others count; Clopper-Pearson at 99 %.
     half, best = trials // 2, -np.inf
-    cuts = np.quantile(np.concatenate([one[:half] for one in output]), np.linspace(0.02, 0.98, 49))
-    best = cuts[np.argmax([np.mean(output[0][:half] > cut) - np.mean(output[1][:half] > cut) for cut in cuts])]
+    cuts = np.quantile(
+        np.concatenate([one[:half] for one in output]), np.linspace(0.02, 0.98, 49)
+    )
+    best = cuts[
+        np.argmax(
+            [
+                np.mean(output[0][:half] > cut) - np.mean(output[1][:half] > cut)
+                for cut in cuts
+            ]
+        )
+    ]
     hits, misses = (int(np.sum(one[half:] > best)) for one in output)
     low = stats.beta.ppf(0.005, hits, half - hits + 1)
     high = stats.beta.ppf(0.995, misses + 1, half - misses)
     assert low - 0.01 <= np.exp(1.0) * high
-    assert hits / half > misses / half + 0.1  # the attack sees something: the output is not mere noise
+    assert (
+        hits / half > misses / half + 0.1
+    )  # the attack sees something: the output is not mere noise

@@ -25,7 +25,9 @@ def data():
 
 @pytest.fixture(scope="module")
 def posterior(data):
-    return wflmc.gaussian_regression(jax.random.key(0), 4, X=data[0], y=data[1], intercept=True)
+    return wflmc.gaussian_regression(
+        jax.random.key(0), 4, X=data[0], y=data[1], intercept=True
+    )
 
 
 def test_by_densities_written_out(data, posterior, monkeypatch):
@@ -37,8 +39,12 @@ def test_by_densities_written_out(data, posterior, monkeypatch):
         monkeypatch.setattr("wflmc.evaluation.scores.CHUNK_BYTES", chunk)
         found = regression_scores(posterior, theta, X, y)
         np.testing.assert_allclose(found.nll, -np.log(density).mean(-1), rtol=1e-12)
-        np.testing.assert_allclose(found.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12)
-    elsewhere = regression_scores(posterior.whitened(), theta, X, y)  # draws are of the parameters all the same
+        np.testing.assert_allclose(
+            found.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12
+        )
+    elsewhere = regression_scores(
+        posterior.whitened(), theta, X, y
+    )  # draws are of the parameters all the same
     np.testing.assert_array_equal(elsewhere.nll, found.nll)
 
 
@@ -46,14 +52,19 @@ def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior)
     X, y = data[2:]
     u = np.column_stack([X, np.ones(len(X))])
     law, chains, draws = posterior.exact, 20, 1000
-    theta = np.random.default_rng(2).multivariate_normal(law.mean, law.covariance, (chains, draws))
+    theta = np.random.default_rng(2).multivariate_normal(
+        law.mean, law.covariance, (chains, draws)
+    )
     found = regression_scores(posterior, theta, X, y)
     wide = np.sqrt(1 + np.einsum("nd,de,ne->n", u, law.covariance, u))
     for values, wanted in (
         (found.nll, -norm.logpdf(y, u @ law.mean, wide).mean()),
         (found.rmse, np.sqrt(np.mean((u @ law.mean - y) ** 2))),
     ):
-        assert abs(values.mean() - wanted) < 4 * values.std() / chains**0.5 + wanted / draws  # and the bias of a log
+        assert (
+            abs(values.mean() - wanted)
+            < 4 * values.std() / chains**0.5 + wanted / draws
+        )  # and the bias of a log
 
 
 def test_evaluate(data, posterior):
@@ -62,9 +73,19 @@ def test_evaluate(data, posterior):
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 2)
     found = wflmc.evaluate(trace, posterior, test=data[2:])
     assert found.mean_scores["rmse"] == pytest.approx(float(found.scores.rmse.mean()))
-    assert f"RMSE {found.scores.rmse.mean():.4f}, NLL {found.scores.nll.mean():.4f}" in str(found)
+    assert (
+        f"RMSE {found.scores.rmse.mean():.4f}, NLL {found.scores.nll.mean():.4f}"
+        in str(found)
+    )
     X, y = data[2:]
-    for test in ((X[:, :2], y), (X, y[:5]), (X * np.nan, y), (X, ["a"] * len(y)), (X[:0], y[:0]), X):
+    for test in (
+        (X[:, :2], y),
+        (X, y[:5]),
+        (X * np.nan, y),
+        (X, ["a"] * len(y)),
+        (X[:0], y[:0]),
+        X,
+    ):
         with pytest.raises(InputError, match=r"^test = "):
             wflmc.evaluate(trace, posterior, test=test)
 
@@ -73,17 +94,32 @@ def test_a_scenario_with_a_test_set(call, scenario, tmp_path, data):
     """X_test and y_test of an .npz are no longer passed over."""
     X, y, X_test, y_test = data
     np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X_test, y_test=y_test)
-    sets = with_set(["posterior.data=d.npz", "posterior.devices=4", "posterior.intercept=true", "sampler.samples=4"])
+    sets = with_set(
+        [
+            "posterior.data=d.npz",
+            "posterior.devices=4",
+            "posterior.intercept=true",
+            "sampler.samples=4",
+        ]
+    )
     code, out, err = call("run", scenario, *sets, "--out", tmp_path / "o", "--json")
     assert code == 0, err
     summary = strict(out)
-    assert [summary[name] for name in ("accuracy", "ece", "brier", "reliability")] == [None] * 4
+    assert [summary[name] for name in ("accuracy", "ece", "brier", "reliability")] == [
+        None
+    ] * 4
     import xarray as xr
 
-    theta = xr.open_datatree(tmp_path / "o" / "trace.nc")["posterior"]["theta"].values.astype(float)
+    theta = xr.open_datatree(tmp_path / "o" / "trace.nc")["posterior"][
+        "theta"
+    ].values.astype(float)
     mean = theta @ np.column_stack([X_test, np.ones(len(X_test))]).T
-    assert summary["nll"] == pytest.approx(-np.log(norm.pdf(y_test, loc=mean).mean(1)).mean(), rel=1e-6)
-    assert summary["rmse"] == pytest.approx(np.sqrt(np.mean((mean.mean(1) - y_test) ** 2, axis=-1)).mean(), rel=1e-6)
+    assert summary["nll"] == pytest.approx(
+        -np.log(norm.pdf(y_test, loc=mean).mean(1)).mean(), rel=1e-6
+    )
+    assert summary["rmse"] == pytest.approx(
+        np.sqrt(np.mean((mean.mean(1) - y_test) ** 2, axis=-1)).mean(), rel=1e-6
+    )
     assert call("report", tmp_path / "o")[0] == 0
     assert 'data-key="summary.rmse"' in (tmp_path / "o" / "report.html").read_text()
     np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X_test[:, :2], y_test=y_test)

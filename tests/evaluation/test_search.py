@@ -56,9 +56,15 @@ def trying_all(table):
     """What is chosen when all changes are tried."""
     chosen = []
     for key, costs in enumerate(table):
-        helpful = [with_cost(str(key), float(i), cost) for i, cost in enumerate(costs) if cost < CEILING]
+        helpful = [
+            with_cost(str(key), float(i), cost)
+            for i, cost in enumerate(costs)
+            if cost < CEILING
+        ]
         chosen.append(nearly_best(helpful, SLACK_OF_VALUES))
-    return nearly_best([change for change in chosen if change is not None], SLACK_OF_KEYS)
+    return nearly_best(
+        [change for change in chosen if change is not None], SLACK_OF_KEYS
+    )
 
 
 def best_first(table, seed, tightness, highest=np.inf):
@@ -94,14 +100,17 @@ def test_a_price_that_is_not_worth_it_is_found_out_as_well():
         highest = float(np.random.default_rng(seed).uniform(0.1, 30))
         found, _ = best_first(table, seed, 0.5, highest)
         chosen = [
-            change if change is not None and change.cost_after < highest else None for change in (found, expected)
+            change if change is not None and change.cost_after < highest else None
+            for change in (found, expected)
         ]
         assert chosen[0] == chosen[1], seed
 
 
 def test_good_bounds_save_most_trials():
     tables = [random_table(seed) for seed in range(200)]
-    tried = sum(len(best_first(table, seed, 0.9)[1]) for seed, table in enumerate(tables))
+    tried = sum(
+        len(best_first(table, seed, 0.9)[1]) for seed, table in enumerate(tables)
+    )
     assert tried < 0.5 * sum(len(costs) for table in tables for costs in table)
 
 
@@ -115,9 +124,13 @@ def test_later_keys_are_not_asked_for_after_a_good_change():
 
 def request_of(posterior, seed):
     rng = np.random.default_rng(seed)
-    privacy = wflmc.Privacy(float(10 ** rng.uniform(-0.5, 2)), 0.01, float(10 ** rng.uniform(0, 2.5)))
+    privacy = wflmc.Privacy(
+        float(10 ** rng.uniform(-0.5, 2)), 0.01, float(10 ** rng.uniform(0, 2.5))
+    )
     if rng.random() < 0.3:
-        privacy = dataclasses.replace(privacy, unit="record", example_clip=float(10 ** rng.uniform(-0.3, 0.8)))
+        privacy = dataclasses.replace(
+            privacy, unit="record", example_clip=float(10 ** rng.uniform(-0.3, 0.8))
+        )
     link = wflmc.Link(
         channel.rayleigh(0.01),
         snr_db=float(rng.uniform(0, 40)),
@@ -157,18 +170,25 @@ def test_no_forecast_is_below_its_bounds(name):
 
 
 def test_bounds_of_many_precisions_are_bounds_of_groups_of_them():
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=80, dim=20)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=4, examples=80, dim=20
+    )
     for seed in range(8):
         trial = TrialPlan(posterior, request_of(posterior, seed))
         plan = trial.plan()
         model = model_of(plan, posterior)
-        assert least_distance(trial, model) <= unclipped_distance(plan, model) * (1 + 1e-5)
+        assert least_distance(trial, model) <= unclipped_distance(plan, model) * (
+            1 + 1e-5
+        )
         assert unclipped_distance(plan, model) <= forecast(plan, model).alike
 
 
 def test_kinetic_chains_and_custom_policies_have_no_bound(posterior):
     request = request_of(posterior, 0)
-    custom = dataclasses.replace(request, policy=Policy(power=lambda problem: wflmc.planning.Allocation(problem.cap)))
+    custom = dataclasses.replace(
+        request,
+        policy=Policy(power=lambda problem: wflmc.planning.Allocation(problem.cap)),
+    )
     trial = TrialPlan(posterior, custom)
     assert least_distance(trial, model_of(trial.plan(), posterior)) == 0
 
@@ -180,7 +200,13 @@ def test_trial_plans_are_plans_without_notices(seed):
     request = request_of(posterior, seed)
     plan = plan_from(posterior, request)
     replanner = Replanner(posterior, request).settled_by(plan)
-    for values in ({}, {"sampler.burn_in": 70}, {"link.snr_db": 35.0}, {"sampler.burn_in": 3}, {}):
+    for values in (
+        {},
+        {"sampler.burn_in": 70},
+        {"link.snr_db": 35.0},
+        {"sampler.burn_in": 3},
+        {},
+    ):
         expected = plan_from(posterior, request.with_values(values))
         found = replanner.trial(values).plan()
         assert found.digest == expected.digest
@@ -199,4 +225,6 @@ def test_gains_that_are_drawn_once_are_those_of_the_link():
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
 def test_a_seed_gives_the_same_draws_on_the_host_as_by_its_key(seed):
     expected = host_generator(seeded(seed), "channel", "more").random(5)
-    np.testing.assert_array_equal(seeded_generator(seed, "channel", "more").random(5), expected)
+    np.testing.assert_array_equal(
+        seeded_generator(seed, "channel", "more").random(5), expected
+    )

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.apps.federation.device import open_device
 from wflmc.apps.federation.job import Job
@@ -37,7 +39,11 @@ def folder(made: Federation, tmp_path: Path) -> Path:
 
 def rewrite(path: Path, change: dict[str, Any]) -> None:
     """Give keys of a JSON file other values; None removes a key."""
-    content = {key: value for key, value in (json.loads(path.read_text()) | change).items() if value is not None}
+    content = {
+        key: value
+        for key, value in (json.loads(path.read_text()) | change).items()
+        if value is not None
+    }
     path.write_text(json.dumps(content).replace('"@"', DEEP))
 
 
@@ -62,8 +68,16 @@ def test_jobs(folder: Path, change: dict[str, Any]) -> None:
 def test_arrays_of_jobs(folder: Path) -> None:
     folder = folder / "server"
     changes: dict[str, list[dict[str, Any]]] = {
-        "job.npz": [{"position": np.array("x")}, {"known": np.zeros(0)}, {"other": np.zeros(1)}],
-        "plan.npz": [{"context.clip": np.zeros(0)}, {"rounds.gain": np.ones(2)}, {"other": np.zeros(1)}],
+        "job.npz": [
+            {"position": np.array("x")},
+            {"known": np.zeros(0)},
+            {"other": np.zeros(1)},
+        ],
+        "plan.npz": [
+            {"context.clip": np.zeros(0)},
+            {"rounds.gain": np.ones(2)},
+            {"other": np.zeros(1)},
+        ],
     }
     for name, others in changes.items():
         path = folder / name
@@ -139,7 +153,12 @@ def test_data_of_devices(folder: Path) -> None:
         (folder / "data.npz").write_bytes(damaged)
         with pytest.raises(InputError):
             open_device(folder)
-    for change in ({"y": np.array(1.0)}, {"y": np.ones((2, 2))}, {"X": np.ones(3)}, {"y": np.array([None])}):
+    for change in (
+        {"y": np.array(1.0)},
+        {"y": np.ones((2, 2))},
+        {"X": np.ones(3)},
+        {"y": np.array([None])},
+    ):
         np.savez(folder / "data.npz", **arrays | change)
         with pytest.raises(InputError):
             open_device(folder)
@@ -151,14 +170,30 @@ def test_progress_of_servers(made: Federation, tmp_path: Path) -> None:
     lines = (server.folder / "rounds.jsonl").read_text()
     rounds = len(made.job.plan.rounds)
     assert len(read_log(server.folder)) == rounds
-    others = ["[]", '{"round": [1]}', '{"round": "x", "asked": 1}', '{"round": 2}', "1e308", DEEP, "null", "\x00"]
-    (server.folder / "rounds.jsonl").write_bytes((lines + "\n".join(others)).encode() + b"\n\xff\xfe\n")
+    others = [
+        "[]",
+        '{"round": [1]}',
+        '{"round": "x", "asked": 1}',
+        '{"round": 2}',
+        "1e308",
+        DEEP,
+        "null",
+        "\x00",
+    ]
+    (server.folder / "rounds.jsonl").write_bytes(
+        (lines + "\n".join(others)).encode() + b"\n\xff\xfe\n"
+    )
     assert len(read_log(server.folder)) == rounds
     assert trace_of(server).theta.shape[0] == 2
     for name in ("transcript.npy", "theta.npy"):
         path = server.folder / name
         content = path.read_bytes()
-        for damaged in (b"\x93NUMPY", content[:40], content[:20] + b"((((" + content[24:], content[:-4]):
+        for damaged in (
+            b"\x93NUMPY",
+            content[:40],
+            content[:20] + b"((((" + content[24:],
+            content[:-4],
+        ):
             path.write_bytes(damaged)
             with pytest.raises(InputError):
                 trace_of(server)

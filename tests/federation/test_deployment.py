@@ -21,21 +21,43 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Context, RecordDict
 
 import wflmc
 from wflmc.apps.federation import certificates, device, registration
 from wflmc.apps.federation import flower_server as serving
-from wflmc.apps.federation.certificates import write_authority, write_device_key, write_server_certificate
-from wflmc.apps.federation.deployment import ENDS, HOST, Loopback, environment, free_port, prepare
+from wflmc.apps.federation.certificates import (
+    write_authority,
+    write_device_key,
+    write_server_certificate,
+)
+from wflmc.apps.federation.deployment import (
+    ENDS,
+    HOST,
+    Loopback,
+    environment,
+    free_port,
+    prepare,
+)
 from wflmc.apps.federation.job import make_job, write_federation
 from wflmc.apps.federation.messages import Reception
-from wflmc.apps.federation.registration import DeploymentError, Node, read_nodes, register
+from wflmc.apps.federation.registration import (
+    DeploymentError,
+    Node,
+    read_nodes,
+    register,
+)
 from wflmc.apps.federation.server import open_server, read_log, trace_of
 from wflmc.runs.planning import make_plan
 from wflmc.sampling.checkpoint import Checkpoint
@@ -54,10 +76,21 @@ DEVICES, CHAINS = 3, 2
 @pytest.fixture(scope="module")
 def setting():
     """A small study: scenario, inputs and job."""
-    changes = [f"posterior.devices={DEVICES}", "sampler.burn_in=2", "sampler.samples=3", "link.snr_db=10"]
+    changes = [
+        f"posterior.devices={DEVICES}",
+        "sampler.burn_in=2",
+        "sampler.samples=3",
+        "link.snr_db=10",
+    ]
     scenario = load_scenario(ROOT / "examples" / "fading.toml", changes)
     inputs = build(scenario)
-    job = make_job(jax.random.key(0), inputs.posterior, inputs.link, make_plan(scenario, inputs), chains=CHAINS)
+    job = make_job(
+        jax.random.key(0),
+        inputs.posterior,
+        inputs.link,
+        make_plan(scenario, inputs),
+        chains=CHAINS,
+    )
     return scenario, inputs, job
 
 
@@ -76,11 +109,18 @@ def _mode(path: Path) -> int:
 
 def test_the_server_s_certificate_is_the_authority_s(folder):
     server = folder / "server"
-    authority, own = (x509.load_pem_x509_certificate((server / name).read_bytes()) for name in ("ca.crt", "server.pem"))
+    authority, own = (
+        x509.load_pem_x509_certificate((server / name).read_bytes())
+        for name in ("ca.crt", "server.pem")
+    )
     own.verify_directly_issued_by(authority)
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
-    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1", "10.0.0.7"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [
+        "127.0.0.1",
+        "::1",
+        "10.0.0.7",
+    ]
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     key = load_pem_private_key((server / "server.key").read_bytes(), None)
@@ -92,7 +132,9 @@ def _handshake(served: Path, trusted: Path, host: str) -> None:
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     there.load_cert_chain(served / "server.pem", served / "server.key")
     one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(one, other, server_hostname=host)
+    client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(
+        one, other, server_hostname=host
+    )
     server = there.wrap_bio(other, one, server_side=True)
     for _ in range(3):
         for side in (client, server):
@@ -123,7 +165,9 @@ def test_devices_have_keys_of_their_own_on_p384(folder):
         assert isinstance(private, ec.EllipticCurvePrivateKey)
         assert private.curve.name == "secp384r1"
         assert private.public_key() == public
-        assert (folder / "server" / "keys" / f"device-{k}.pub").read_bytes() == (own / "key.pub").read_bytes()
+        assert (folder / "server" / "keys" / f"device-{k}.pub").read_bytes() == (
+            own / "key.pub"
+        ).read_bytes()
         publics.add((own / "key.pub").read_bytes())
     assert len(publics) == DEVICES
 
@@ -133,8 +177,16 @@ def test_secrets_are_their_owner_s_alone(folder, tmp_path):
     secrets += [folder / f"device-{k}" / "key" for k in range(DEVICES)]
     assert {_mode(path) for path in secrets} == {0o600}
     assert {_mode(folder / name) for name in ("ca", "server", "device-0")} == {0o700}
-    assert not [path for path in (folder / "server").rglob("*") if path.name in ("ca.key", "key", "data.npz", "secret")]
-    assert not [path for path in (folder / "device-0").rglob("*") if path.name in ("ca.key", "server.key", "job.npz")]
+    assert not [
+        path
+        for path in (folder / "server").rglob("*")
+        if path.name in ("ca.key", "key", "data.npz", "secret")
+    ]
+    assert not [
+        path
+        for path in (folder / "device-0").rglob("*")
+        if path.name in ("ca.key", "server.key", "job.npz")
+    ]
     open_to_all = tmp_path / "key"
     open_to_all.write_text("x")
     open_to_all.chmod(0o644)
@@ -151,9 +203,14 @@ def test_the_app_that_is_sent_out_has_no_code_and_no_secret(folder):
         "clientapp": "wflmc.apps.federation.device:app",
     }
     assert about["config"].keys() == {"folder", "deadline", "wait"}
-    config = tomllib.loads((folder / "server" / "flwr" / "config.toml").read_text())["superlink"]
+    config = tomllib.loads((folder / "server" / "flwr" / "config.toml").read_text())[
+        "superlink"
+    ]
     assert config["wflmc"]["address"] == "10.0.0.7:9000"
-    assert Path(config["wflmc"]["root-certificates"]).read_bytes() == (folder / "ca" / "ca.crt").read_bytes()
+    assert (
+        Path(config["wflmc"]["root-certificates"]).read_bytes()
+        == (folder / "ca" / "ca.crt").read_bytes()
+    )
 
 
 def test_commands_name_files_that_are_there(folder):
@@ -173,7 +230,9 @@ def test_commands_name_files_that_are_there(folder):
         assert given["superlink"] == "10.0.0.7:9000"
         ports.add(given["port"])
     assert len(ports) == DEVICES
-    assert (folder / "server" / re.search(r"flwr run (\w+)", text)[1] / "pyproject.toml").exists()
+    assert (
+        folder / "server" / re.search(r"flwr run (\w+)", text)[1] / "pyproject.toml"
+    ).exists()
 
 
 def test_preparing_again_keeps_keys_and_renews_what_was_taken_away(folder):
@@ -181,7 +240,9 @@ def test_preparing_again_keeps_keys_and_renews_what_was_taken_away(folder):
     before = {name: (folder / name).read_bytes() for name in names}
     (folder / "device-1" / "key.pub").unlink()
     prepare(folder, DEVICES)
-    assert [name for name in names if (folder / name).read_bytes() != before[name]] == ["device-1/key.pub"]
+    assert [name for name in names if (folder / name).read_bytes() != before[name]] == [
+        "device-1/key.pub"
+    ]
     copy = folder / "server" / "keys" / "device-1.pub"
     assert copy.read_bytes() == (folder / "device-1" / "key.pub").read_bytes()
 
@@ -198,7 +259,9 @@ def _grid(folder: Path, fault=None) -> LocalGrid:
     """The devices' own app in one process, each with its own folder."""
 
     def app(message, context):
-        context.node_config["folder"] = str(folder / f"device-{context.node_config['partition-id']}")
+        context.node_config["folder"] = str(
+            folder / f"device-{context.node_config['partition-id']}"
+        )
         return device.app(message, context)
 
     return LocalGrid(app, DEVICES, fault)
@@ -222,11 +285,16 @@ def _serve(fed: Path, grid: LocalGrid, **config: object) -> None:
 
 
 def _losses(folder: Path, name: str = "server") -> list[dict]:
-    return [json.loads(line) for line in (folder / name / "ledger.jsonl").read_text().splitlines()[1:]]
+    return [
+        json.loads(line)
+        for line in (folder / name / "ledger.jsonl").read_text().splitlines()[1:]
+    ]
 
 
 def _known(folder: Path, nodes: dict[int, int]) -> None:
-    rows = [Node(node, device, f"key {device}")._asdict() for node, device in nodes.items()]
+    rows = [
+        Node(node, device, f"key {device}")._asdict() for node, device in nodes.items()
+    ]
     (folder / "server" / "nodes.json").write_text(json.dumps(rows))
 
 
@@ -237,7 +305,9 @@ def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
     np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if re.match(r"round \d: \d of \d sent", line)]) == len(job.plan.rounds)
+    assert len(
+        [line for line in lines if re.match(r"round \d: \d of \d sent", line)]
+    ) == len(job.plan.rounds)
     assert lines[-1] == "all rounds are done"
     assert np.allclose([line["loss"] for line in _losses(folder)], job.plan.loss)
 
@@ -245,16 +315,27 @@ def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
 def test_a_device_is_the_node_with_its_key(folder, setting):
     _known(folder, {FIRST: 0, FIRST + 1: 1})
     _serve(folder, _grid(folder))
-    assert all("2" in row["absent"] for row in read_log(folder / "server") if setting[2].plan.weight[row["round"], 2])
+    assert all(
+        "2" in row["absent"]
+        for row in read_log(folder / "server")
+        if setting[2].plan.weight[row["round"], 2]
+    )
     assert not any(line["loss"][2] for line in _losses(folder))
 
 
 def test_a_node_that_is_another_device_is_not_heard(folder):
     _known(folder, {FIRST: 1, FIRST + 1: 0, FIRST + 2: 2})
-    with pytest.raises(DeploymentError, match="No device has answered"):  # in the last round only these two are to send
+    with pytest.raises(
+        DeploymentError, match="No device has answered"
+    ):  # in the last round only these two are to send
         _serve(folder, _grid(folder))
     absent = [row["absent"] for row in read_log(folder / "server")]
-    assert all("refused by the device" in why for row in absent for device, why in row.items() if device in "01")
+    assert all(
+        "refused by the device" in why
+        for row in absent
+        for device, why in row.items()
+        if device in "01"
+    )
     assert not any(line["loss"][0] or line["loss"][1] for line in _losses(folder))
 
 
@@ -278,7 +359,9 @@ def test_a_server_that_died_after_paying_pays_once(folder, setting, monkeypatch)
     _stopped_before_keeping(folder, monkeypatch, at=2)
     assert len(_losses(folder)) == 3
     _serve(folder, _grid(folder))
-    assert [line["round"] for line in _losses(folder)] == list(range(len(job.plan.rounds)))
+    assert [line["round"] for line in _losses(folder)] == list(
+        range(len(job.plan.rounds))
+    )
     for k in range(DEVICES):
         asked = np.flatnonzero(job.plan.weight[:, k] > 0).tolist()
         assert [line["round"] for line in _losses(folder, f"device-{k}")] == asked
@@ -287,12 +370,18 @@ def test_a_server_that_died_after_paying_pays_once(folder, setting, monkeypatch)
     np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
 
 
-def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(folder, setting, monkeypatch):
+def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(
+    folder, setting, monkeypatch
+):
     plan = setting[2].plan
     _stopped_before_keeping(folder, monkeypatch, at=1)
     _serve(folder, _grid(folder, _lost(device=1, number=1)))
-    assert np.allclose([line["loss"] for line in _losses(folder)], plan.loss)  # what was paid stays paid
-    assert read_log(folder / "server")[1]["sent"] == 0  # repeated by all who paid, or lost
+    assert np.allclose(
+        [line["loss"] for line in _losses(folder)], plan.loss
+    )  # what was paid stays paid
+    assert (
+        read_log(folder / "server")[1]["sent"] == 0
+    )  # repeated by all who paid, or lost
 
 
 def test_one_folder_has_one_run_at_a_time(folder):
@@ -325,7 +414,9 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
         serving.patient(silent, wait=0, pause=0)(["ask"])
 
 
-@pytest.mark.parametrize("config", [{"deadline": "soon"}, {"wait": -1}, {"folder": "nowhere"}])
+@pytest.mark.parametrize(
+    "config", [{"deadline": "soon"}, {"wait": -1}, {"folder": "nowhere"}]
+)
 def test_a_run_config_that_cannot_be_is_refused(folder, config):
     with pytest.raises(InputError):
         _serve(folder, _grid(folder), **config)
@@ -360,7 +451,11 @@ def test_registration_registers_what_is_new(folder, monkeypatch):
     prepare(folder, DEVICES)
     second = register(server, "wflmc", {})
     assert calls[-2:] == ["unregister", "register"]
-    assert [a.node == b.node for a, b in zip(first, second, strict=True)] == [True, False, True]
+    assert [a.node == b.node for a, b in zip(first, second, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_table_with_a_node_twice_is_refused(folder):
@@ -379,7 +474,9 @@ def test_server_certificates_need_the_authority_s_key(tmp_path):
 def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path, monkeypatch):
     """Where the folders of server and devices have moved to their machines."""
     authority, new = folder / "ca", tmp_path / "renewed"
-    monkeypatch.setattr(sys, "argv", ["certificates.py", str(authority), str(new), "server.example.org"])
+    monkeypatch.setattr(
+        sys, "argv", ["certificates.py", str(authority), str(new), "server.example.org"]
+    )
     runpy.run_path(certificates.__file__, run_name="__main__")
     assert stat.S_IMODE(new.stat().st_mode) == 0o700
     assert stat.S_IMODE((new / "server.key").stat().st_mode) == 0o600
@@ -433,13 +530,22 @@ def test_a_port_that_is_taken_is_not_used(monkeypatch):
 def test_processes_run_this_wflmc_and_ask_nothing_of_the_network(tmp_path):
     env = environment(tmp_path / "home")
     assert env["PATH"].startswith(str(Path(sys.executable).parent))
-    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(Path(wflmc.__file__).parents[1])
-    assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(
+        Path(wflmc.__file__).parents[1]
+    )
+    assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"]) == (
+        "0",
+        "1",
+    )
 
 
-@pytest.mark.skipif(not FULL, reason="minutes of real processes: make test-full runs it")
+@pytest.mark.skipif(
+    not FULL, reason="minutes of real processes: make test-full runs it"
+)
 @pytest.mark.parametrize("what", ["simulation", "deployment"])
 def test_flower_s_own_runtimes_draw_the_simulator_s_chains(what):
     command = [sys.executable, str(ROOT / "scripts" / "federation.py"), what]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=1800
+    )
     assert done.returncode == 0, done.stdout + done.stderr

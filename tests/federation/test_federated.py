@@ -17,25 +17,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 import wflmc
 from wflmc.apps.federation.device import Device, devices_in, open_device
 from wflmc.apps.federation.job import Job, make_job, write_federation
 from wflmc.apps.federation.messages import Reception, RoundRequest, Terms
-from wflmc.apps.federation.server import Server, open_server, read_log, rescale, serve, trace_of
+from wflmc.apps.federation.server import (
+    Server,
+    open_server,
+    read_log,
+    rescale,
+    serve,
+    trace_of,
+)
 from wflmc.privacy import lattice
 from wflmc.sampling.checkpoint import Checkpoint
 from wflmc.support.errors import InputError, OverspendError
 
-from ..federation_tools import ROUNDING, SCENARIO, Federation, apart, app_of, expected_chain, federation, run_on_grid
+from ..federation_tools import (
+    ROUNDING,
+    SCENARIO,
+    Federation,
+    apart,
+    app_of,
+    expected_chain,
+    federation,
+    run_on_grid,
+)
 from ..plan_tools import with_context
 
-KINETIC = {"sampler.dynamics": "kinetic", "sampler.step_size": 0.02, "policy.power": "equal"}
+KINETIC = {
+    "sampler.dynamics": "kinetic",
+    "sampler.step_size": 0.02,
+    "policy.power": "equal",
+}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "gaussian": {},
-    "unlike devices": {"privacy.clip": [10.0, 20.0, 30.0, 40.0, 50.0], "link.snr_db": [20.0, 21.0, 22.0, 23.0, 24.0]},
-    "kinetic, badly known channels": {**KINETIC, "link.csi_error": 0.1, "link.downlink_snr_db": 20.0},
+    "unlike devices": {
+        "privacy.clip": [10.0, 20.0, 30.0, 40.0, 50.0],
+        "link.snr_db": [20.0, 21.0, 22.0, 23.0, 24.0],
+    },
+    "kinetic, badly known channels": {
+        **KINETIC,
+        "link.csi_error": 0.1,
+        "link.downlink_snr_db": 20.0,
+    },
     "records, paid whitening": {
         "privacy.unit": "record",
         "privacy.example_clip": 5.0,
@@ -44,12 +73,19 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     },
     "unbiased schedule": {"policy.schedule": "unbiased"},
     "unclipped": {"policy.power": "noiseless"},
-    "labels": {"posterior.model": "softmax", "posterior.dim": 2, "sampler.init": "zero", "posterior.intercept": True},
+    "labels": {
+        "posterior.model": "softmax",
+        "posterior.dim": 2,
+        "sampler.init": "zero",
+        "posterior.intercept": True,
+    },
 }
 
 
 @pytest.mark.skipif(os.name != "posix", reason="other systems have other permissions")
-def test_data_are_their_owner_s_alone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_their_owner_s_alone_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also while they are written, and where a crash has left a file of theirs that others may read."""
     folder, modes, write = tmp_path / "federation", {}, np.savez
 
@@ -67,7 +103,11 @@ def test_data_are_their_owner_s_alone_from_the_start(tmp_path: Path, monkeypatch
         write_federation(folder, made.scenario, made.inputs, made.job)
     finally:
         os.umask(umask)
-    assert modes == {"plan.npz.part": 0o600, "job.npz.part": 0o600, "data.npz.part": 0o600}
+    assert modes == {
+        "plan.npz.part": 0o600,
+        "job.npz.part": 0o600,
+        "data.npz.part": 0o600,
+    }
     folders = [folder, folder / "server", *(folder / f"device-{k}" for k in range(5))]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     private = [*folder.rglob("*.npz"), *folder.rglob("secret")]
@@ -85,10 +125,14 @@ def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
     assert apart(found, simulated) < ROUNDING < moved
     if server.ledger is not None:
         np.testing.assert_allclose(server.ledger.spent, made.job.plan.spent, rtol=1e-12)
-        for k in range(5):  # every device has written down the same for itself, a release before it included
+        for k in range(
+            5
+        ):  # every device has written down the same for itself, a release before it included
             own = open_device(tmp_path / f"device-{k}").ledger
             assert own is not None
-            assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (1 - 1e-9)
+            assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (
+                1 - 1e-9
+            )
 
 
 def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
@@ -103,14 +147,28 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
         log_likelihood, lambda w: -0.5 * jnp.sum(w**2), {"x": X, "y": y}, devices=3, initial=np.zeros(3), batch=5,
         mu=1.0, L=100.0,
     )  # fmt: skip
-    link, privacy = wflmc.Link(wflmc.channel.rayleigh(0.1)), wflmc.Privacy(epsilon=20, delta=0.01, clip=20)
-    plan = wflmc.plan(posterior, link, privacy, step_size=0.003, burn_in=2, samples=4, initial_w2_sq=3.0)
+    link, privacy = (
+        wflmc.Link(wflmc.channel.rayleigh(0.1)),
+        wflmc.Privacy(epsilon=20, delta=0.01, clip=20),
+    )
+    plan = wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=0.003,
+        burn_in=2,
+        samples=4,
+        initial_w2_sq=3.0,
+    )
     key = jax.random.key(5)
     job = make_job(key, posterior, link, plan, chains=2)
     devices = [Device(posterior.device(k), job.terms(k)) for k in range(3)]
     server = open_server(job, tmp_path)
     run_on_grid(server, app_of(devices))
-    assert apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)) < ROUNDING
+    assert (
+        apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2))
+        < ROUNDING
+    )
 
 
 def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
@@ -119,7 +177,11 @@ def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
     def exchange(asks: list[RoundRequest]) -> Reception:
         first = asks[0] if asks else None
         shape = (2, 5) if first is None else first.theta.shape
-        total, sent, absent = np.zeros(shape, np.float32), np.zeros(pattern.shape[1], bool), {}
+        total, sent, absent = (
+            np.zeros(shape, np.float32),
+            np.zeros(pattern.shape[1], bool),
+            {},
+        )
         for ask in asks:
             if pattern[ask.round, ask.device]:
                 total += np.float32(ask.arrives) * devices[ask.device].answer(ask)
@@ -142,24 +204,41 @@ def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
     wanted = expected_chain(made.job, made.inputs.posterior, sent)
     found = np.asarray(trace_of(server).theta).swapaxes(0, 1)
     np.testing.assert_allclose(found, wanted[3:], atol=ROUNDING)
-    assert np.abs(wanted - expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)).max() > 0.01
+    assert (
+        np.abs(
+            wanted
+            - expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)
+        ).max()
+        > 0.01
+    )
     assert server.ledger is not None
-    np.testing.assert_allclose(server.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    np.testing.assert_allclose(
+        server.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12
+    )
     log = read_log(server.folder)
     assert [line["sent"] for line in log] == sent.sum(1).tolist()
-    assert log[0]["absent"] == {str(k): "late" for k in np.flatnonzero(~pattern[0] & (made.job.plan.weight[0] > 0))}
+    assert log[0]["absent"] == {
+        str(k): "late"
+        for k in np.flatnonzero(~pattern[0] & (made.job.plan.weight[0] > 0))
+    }
 
 
 def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
     made = federation(tmp_path)
     server = made.server()
     run_on_grid(server, made.app())
-    wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[3:]
-    np.testing.assert_allclose(np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[
+        3:
+    ]
+    np.testing.assert_allclose(
+        np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, KINETIC])
-def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_server_adds_less_noise_where_the_channel_adds_more(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     job = federation(tmp_path, changes).job
     plan = job.plan.with_rounds(server_noise=3 * job.plan.noise_variance)
     job = replace(job, plan=plan)
@@ -168,16 +247,22 @@ def test_the_server_adds_less_noise_where_the_channel_adds_more(tmp_path: Path, 
         scale, noise = rescale(job, 1, sent)
         assert scale == pytest.approx(plan.scale[1] * plan.active_devices[1] / count)
         channel = plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
-        assert channel + float(noise) == pytest.approx(max(channel, plan.noise_variance[1]), rel=1e-5)
+        assert channel + float(noise) == pytest.approx(
+            max(channel, plan.noise_variance[1]), rel=1e-5
+        )
 
 
 def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
     job = _jobs()[2]
-    job = replace(job, plan=job.plan.with_rounds(server_noise=3 * job.plan.noise_variance))
+    job = replace(
+        job, plan=job.plan.with_rounds(server_noise=3 * job.plan.noise_variance)
+    )
     plan = job.plan
     for count in (3, 4, 5):
         scale, noise = rescale(job, 1, np.arange(5) < count)
-        shares = count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        shares = (
+            count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
+        )
         assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
 
 
@@ -189,7 +274,9 @@ class CrashError(Exception):
 def crash(server: Server, at: int, moment: str) -> Iterator[None]:
     """Let the server die in a round, before or after it pays for it or keeps it."""
     when, _, what = moment.partition(" ")
-    owner, name = (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
+    owner, name = (
+        (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
+    )
     original, calls = getattr(owner, name), []
 
     def dying(*args: Any) -> None:
@@ -215,7 +302,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]
     return made, server
 
 
-@pytest.mark.parametrize("moment", ["before paying", "after paying", "before keeping", "after keeping"])
+@pytest.mark.parametrize(
+    "moment", ["before paying", "after paying", "before keeping", "after keeping"]
+)
 def test_a_server_that_dies_goes_on_without_paying_twice(
     whole: tuple[Federation, Server], tmp_path: Path, moment: str
 ) -> None:
@@ -232,7 +321,9 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
     assert [line["round"] for line in read_log(again.folder)] == list(range(7))
     np.testing.assert_array_equal(again.ledger.spent, undisturbed.ledger.spent)
-    for k, device in enumerate(devices):  # nor have devices paid for a round that was asked for again
+    for k, device in enumerate(
+        devices
+    ):  # nor have devices paid for a round that was asked for again
         assert device.ledger is not None
         asked = np.flatnonzero(made.job.plan.weight[:, k] > 0).tolist()
         assert [number for _, number in device.ledger.entries] == asked
@@ -258,7 +349,9 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     again = made.server().ledger
     assert again is not None
     np.testing.assert_allclose(again.spent, plan.spent, rtol=1e-12)
-    for k, device in enumerate(devices):  # which have answered the round again, for nothing
+    for k, device in enumerate(
+        devices
+    ):  # which have answered the round again, for nothing
         assert device.ledger is not None
         assert device.ledger.spent[0] == pytest.approx(plan.spent[k])
     np.testing.assert_array_equal(totals[2], totals[3])
@@ -268,7 +361,9 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     assert abs(np.mean(noise)) < 4 * np.sqrt(plan.noise_power / noise.size)
 
 
-def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path) -> None:
+def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(
+    tmp_path: Path,
+) -> None:
     """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
     made = federation(tmp_path)
     devices = made.devices()
@@ -282,10 +377,14 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(tmp_path: Path)
     serve(again, absent_in(pattern, devices))
     sent = made.job.plan.weight > 0
     assert again.ledger is not None
-    np.testing.assert_array_equal(again.ledger.spent, (made.job.plan.loss * sent).sum(0))  # the lost one is paid for
+    np.testing.assert_array_equal(
+        again.ledger.spent, (made.job.plan.loss * sent).sum(0)
+    )  # the lost one is paid for
     sent[0] = False
     wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
-    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    np.testing.assert_allclose(
+        np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+    )
     first = read_log(again.folder)[0]
     assert first["sent"] == 0
     assert first["absent"]["3"] == "late"
@@ -344,9 +443,13 @@ def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> Non
     sent = made.job.plan.weight > 0
     sent[0, 1] = False
     assert again.ledger is not None
-    np.testing.assert_allclose(again.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12)
+    np.testing.assert_allclose(
+        again.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12
+    )
     wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
-    np.testing.assert_allclose(np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING)
+    np.testing.assert_allclose(
+        np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+    )
 
 
 def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
@@ -362,10 +465,17 @@ def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
         made.server()
 
 
-def test_a_job_that_overspends_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_job_that_overspends_is_refused_before_anything_is_asked(
+    tmp_path: Path,
+) -> None:
     made = federation(tmp_path)
     three = wflmc.apps.federation.job.make_job(
-        jax.random.key(0), made.inputs.posterior, made.inputs.link, made.job.plan, chains=3, releases=3
+        jax.random.key(0),
+        made.inputs.posterior,
+        made.inputs.link,
+        made.job.plan,
+        chains=3,
+        releases=3,
     )
     if np.all(3 * made.job.plan.spent <= made.inputs.privacy.budget(5)):
         pytest.fail("the plan does not reach its budget: the test shows nothing")
@@ -382,20 +492,30 @@ def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -
         assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
         fine = replace(made.job, noise="channel").lattice
         assert (fine is None) == (not made.job.plan.clips)
-        assert fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5  # hardly wider than planned
+        assert (
+            fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5
+        )  # hardly wider than planned
     with pytest.raises(InputError, match="prepared"):
         Job.load(tmp_path)
 
 
-def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(tmp_path: Path) -> None:
+def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(
+    tmp_path: Path,
+) -> None:
     federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
     with pytest.raises(InputError, match=r"^job .* prepared by this version of wflmc"):
         Job.load(tmp_path / "server")
-    earlier = {name: value for name, value in json.loads(terms.read_text()).items() if name not in ("gain", "known")}
+    earlier = {
+        name: value
+        for name, value in json.loads(terms.read_text()).items()
+        if name not in ("gain", "known")
+    }
     terms.write_text(json.dumps(earlier))
-    with pytest.raises(InputError, match=r"^terms .* prepared by this version of wflmc.*gain"):
+    with pytest.raises(
+        InputError, match=r"^terms .* prepared by this version of wflmc.*gain"
+    ):
         Terms.load(terms)
 
 
@@ -404,17 +524,27 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
     features = made.inputs.posterior.features
     for name in ("job.npz", "plan.npz"):
         with np.load(tmp_path / "server" / name) as saved:
-            arrays = [saved[name] for name in saved.files if saved[name].dtype.kind in "fiu"]
+            arrays = [
+                saved[name] for name in saved.files if saved[name].dtype.kind in "fiu"
+            ]
         assert arrays
-        assert not np.isin(np.ravel(features), np.concatenate([np.ravel(array) for array in arrays])).any()
-    assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
+        assert not np.isin(
+            np.ravel(features), np.concatenate([np.ravel(array) for array in arrays])
+        ).any()
+    assert (
+        tmp_path / "server" / "job.npz"
+    ).stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
     with np.load(tmp_path / "device-2" / "data.npz") as saved:
         assert np.array_equal(saved["X"], features[2])
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=7, max_size=7))
+@given(
+    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=7, max_size=7)
+)
 @settings(max_examples=30, deadline=None)
-def test_whoever_sends_nobody_spends_more_than_planned(pattern: list[list[bool]]) -> None:
+def test_whoever_sends_nobody_spends_more_than_planned(
+    pattern: list[list[bool]],
+) -> None:
     sent = np.array(pattern)
     for job in _jobs():
         planned, total = job.planned_loss, np.zeros(5)
@@ -458,13 +588,17 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
         assert own.spent[0] == pytest.approx(server.ledger.spent[k])
 
 
-def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_path: Path) -> None:
+def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(
+    tmp_path: Path,
+) -> None:
     made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
     run_on_grid(made.server(), made.app())
     plan = made.job.plan.with_rounds(gain=made.job.plan.gain * 0.9)
     other = replace(made.job, plan=plan)
     assert other.run != made.job.run
-    devices = [Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)]
+    devices = [
+        Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)
+    ]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "ledger.path").write_text("../server/ledger.jsonl")
     server = open_server(other, tmp_path / "other")
@@ -472,7 +606,9 @@ def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(tmp_p
         serve(server, absent_in(np.ones((7, 5), bool), devices))
     assert server.checkpoint.load().rounds == 0
     fresh = replace(other, key=other.key + np.uint32(1))
-    devices = [Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)]
+    devices = [
+        Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)
+    ]
     (tmp_path / "fresh").mkdir()
     (tmp_path / "fresh" / "ledger.path").write_text("../server/ledger.jsonl")
     server = open_server(fresh, tmp_path / "fresh")
@@ -497,8 +633,12 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"tolerate": 2}, {"tolerate": 1, "releases": 2}])
-def test_a_plan_uses_its_budget_whoever_adds_the_noise(tmp_path: Path, how: dict[str, Any]) -> None:
-    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how)
+def test_a_plan_uses_its_budget_whoever_adds_the_noise(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    made = federation(
+        tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how
+    )
     used = made.job.planned_loss.sum(0) / made.inputs.privacy.budget(5)
     np.testing.assert_allclose(used, 1, rtol=1e-6)
     assert not np.any(made.job.plan.ledger)
@@ -508,8 +648,12 @@ def test_noise_of_a_sum_is_that_of_all_shares_in_it_and_a_message_has_one() -> N
     job = _jobs()[2]  # two of five may be absent
     for count in (3, 4, 5):
         sent = np.arange(5) < count
-        assert job.round_noise(0, sent) == pytest.approx(job.plan.noise_power * count / 3)
-        np.testing.assert_allclose(job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3, 0.0))
+        assert job.round_noise(0, sent) == pytest.approx(
+            job.plan.noise_power * count / 3
+        )
+        np.testing.assert_allclose(
+            job.loss(0, sent), np.where(sent, job.plan.loss[0] * 3, 0.0)
+        )
 
 
 _MADE: list[Job] = []
@@ -526,5 +670,7 @@ def _jobs() -> list[Job]:
             scenario = validate({**SCENARIO, "policy": {"power": power}})
             inputs = build(scenario)
             plan = federated_plan(scenario, inputs, **how)
-            _MADE.append(make_job(jax.random.key(0), inputs.posterior, inputs.link, plan, **how))
+            _MADE.append(
+                make_job(jax.random.key(0), inputs.posterior, inputs.link, plan, **how)
+            )
     return _MADE

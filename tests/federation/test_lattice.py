@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from wflmc.privacy import delta_spent, lattice
 from wflmc.privacy.lattice import SINGLE, Lattice, discrete_gaussian
@@ -37,14 +39,21 @@ def test_draws_have_the_probabilities_of_the_discrete_gaussian(
     monkeypatch: pytest.MonkeyPatch, scale: int, decided: str
 ) -> None:
     if decided == "exactly":
-        monkeypatch.setattr(lattice, "MARGIN", 2.0)  # so that no draw is left to float64
+        monkeypatch.setattr(
+            lattice, "MARGIN", 2.0
+        )  # so that no draw is left to float64
     size = count(50_000, 1_000_000) if decided == "by float64" else count(500, 20_000)
     draws = discrete_gaussian(scale, size)
     values, chance = probabilities(scale)
     common = values[chance * size > 8]
     found = [np.sum(draws == value) for value in common]
     wanted = chance[chance * size > 8] * size
-    assert stats.chisquare([*found, size - sum(found)], [*wanted, size - wanted.sum()]).pvalue > 1e-4
+    assert (
+        stats.chisquare(
+            [*found, size - sum(found)], [*wanted, size - wanted.sum()]
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_draws_on_a_fine_lattice_are_gaussian() -> None:
@@ -53,13 +62,21 @@ def test_draws_on_a_fine_lattice_are_gaussian() -> None:
 
 
 def test_draws_are_those_of_opendp() -> None:
-    dp = pytest.importorskip("opendp.prelude", reason="compares with OpenDP where it is installed")
+    dp = pytest.importorskip(
+        "opendp.prelude", reason="compares with OpenDP where it is installed"
+    )
     dp.enable_features("contrib")
     domain = dp.vector_domain(dp.atom_domain(T="i64"))
-    theirs = np.array(dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=5.0)([0] * 20_000))
+    theirs = np.array(
+        dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=5.0)([0] * 20_000)
+    )
     ours = discrete_gaussian(5, 20_000)
-    both = [[np.sum(draws == value) for value in range(-12, 13)] for draws in (ours, theirs)]
-    assert stats.chi2_contingency(both).pvalue > 1e-6  # theirs are other draws every time
+    both = [
+        [np.sum(draws == value) for value in range(-12, 13)] for draws in (ours, theirs)
+    ]
+    assert (
+        stats.chi2_contingency(both).pvalue > 1e-6
+    )  # theirs are other draws every time
 
 
 def test_close_calls_are_decided_by_more_bits() -> None:
@@ -68,12 +85,16 @@ def test_close_calls_are_decided_by_more_bits() -> None:
     assert lattice._below_exactly(bits - 2**13, power)
     assert not lattice._below_exactly(bits + 2**13, power)
     exact = 13217669706954385033  # ⌊2⁶⁴ exp(−1/3)⌋; 0.77 of what may follow these bits is below
-    assert abs(np.mean([lattice._below_exactly(exact, power) for _ in range(400)]) - 0.7719) < 4 * np.sqrt(0.18 / 400)
+    assert abs(
+        np.mean([lattice._below_exactly(exact, power) for _ in range(400)]) - 0.7719
+    ) < 4 * np.sqrt(0.18 / 400)
 
 
 @pytest.mark.parametrize("scale", [16, 40])
 @pytest.mark.parametrize("moved", [1, 5, 60])
-def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(scale: int, moved: int) -> None:
+def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(
+    scale: int, moved: int
+) -> None:
     """With variance scale² − 16, by the convolution with noise of four steps that the documentation proves it by."""
     values, chance = probabilities(scale)
     other = np.interp(values - moved, values, chance)
@@ -85,7 +106,11 @@ def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(scale: 
 
 def test_noise_is_wider_by_what_rounding_moves() -> None:
     """So that the loss of two signals after rounding is at most that of Gaussian noise before."""
-    change, norm, dim = np.array([[0.02, 0.0], [1.5, 0.003]]), np.array([[4.0, 4.0], [4.0, 9.0]]), 8000
+    change, norm, dim = (
+        np.array([[0.02, 0.0], [1.5, 0.003]]),
+        np.array([[4.0, 4.0], [4.0, 9.0]]),
+        8000,
+    )
     found = Lattice.fitted(1.7, change, norm, 500.0, dim)
     sent = change > 0
     moved = change[sent] + np.sqrt(dim) * found.step + SINGLE * norm[sent]
@@ -95,7 +120,9 @@ def test_noise_is_wider_by_what_rounding_moves() -> None:
     signals = np.random.default_rng(0).normal(size=(1000, 20)) / 2
     parts = found.rounded(signals)
     assert np.abs(parts - signals).max() <= found.step / 2
-    np.testing.assert_array_equal(parts.sum(0), parts[::-1].sum(0))  # exact, so in any order
+    np.testing.assert_array_equal(
+        parts.sum(0), parts[::-1].sum(0)
+    )  # exact, so in any order
 
 
 @pytest.mark.parametrize(("deviation", "change"), [(1e-12, 1.0), (1.0, 1e-9)])

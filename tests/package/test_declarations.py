@@ -15,7 +15,14 @@ from pydantic import ValidationError
 import wflmc
 from wflmc.scenario import Scenario, validate
 from wflmc.scenario.sections import core_value, section_of
-from wflmc.support.declarations import Choices, Interval, NotInFiles, check_fields, declared_fields, documented
+from wflmc.support.declarations import (
+    Choices,
+    Interval,
+    NotInFiles,
+    check_fields,
+    declared_fields,
+    documented,
+)
 from wflmc.support.errors import InputError, renamed_keys
 
 CORE = {
@@ -25,7 +32,10 @@ CORE = {
     "policy": wflmc.Policy(),
 }
 IN_FILES = [
-    (section, field) for section, value in CORE.items() for field in declared_fields(type(value)) if field.in_files
+    (section, field)
+    for section, value in CORE.items()
+    for field in declared_fields(type(value))
+    if field.in_files
 ]
 OTHERWISE = {"friction", "max_round_noise"}
 """Keys for which files also have a text."""
@@ -74,7 +84,13 @@ def test_values_are_checked_by_their_declaration(name, value, allowed):
 
 
 def test_what_is_allowed_is_allowed_on_both_sides():
-    for values in ({"gain": 10}, {"parts": 1}, {"mood": "wild"}, {"weights": [0.0, 2.0]}, {"weights": None}):
+    for values in (
+        {"gain": 10},
+        {"parts": 1},
+        {"mood": "wild"},
+        {"weights": [0.0, 2.0]},
+        {"weights": None},
+    ):
         section = section_of(Toy)(**values)
         assert core_value(Toy, section) == Toy(**values)
     assert core_value(Toy, section_of(Toy)(), owner="me") == Toy(owner="me")
@@ -87,18 +103,25 @@ def test_descriptions_are_in_docstrings():
     for value in CORE.values():
         fields = declared_fields(type(value))
         text = " ".join(inspect.getdoc(type(value)).split())
-        assert all(f"{field.name}: {' '.join(field.description.split())}" in text for field in fields)
+        assert all(
+            f"{field.name}: {' '.join(field.description.split())}" in text
+            for field in fields
+        )
         assert all(field.description for field in fields)
 
 
-@pytest.mark.parametrize(("section", "field"), IN_FILES, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(
+    ("section", "field"), IN_FILES, ids=lambda part: getattr(part, "name", part)
+)
 def test_a_key_has_the_default_of_its_field(section, field):
     key = Scenario.model_fields[section].annotation.model_fields[field.name]
     assert key.default == field.default
     assert field.default is not MISSING
 
 
-@pytest.mark.parametrize(("section", "field"), IN_FILES, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(
+    ("section", "field"), IN_FILES, ids=lambda part: getattr(part, "name", part)
+)
 def test_a_key_has_the_limits_of_its_field(section, field):
     """A value at a limit is allowed in a file as it is in Python; one beyond it in neither."""
 
@@ -113,7 +136,9 @@ def test_a_key_has_the_limits_of_its_field(section, field):
     if field.interval is not None:
         limits = field.interval
         step = 1 if field.kind is int else 1e-6
-        for end in {limits.minimum, limits.maximum, limits.above, limits.below} - {None}:
+        for end in {limits.minimum, limits.maximum, limits.above, limits.below} - {
+            None
+        }:
             away = step * max(1, abs(end))
             tried += [end, end - away, end + away]
         tried += [math.nan, [], [field.default], [math.nan]]
@@ -133,7 +158,10 @@ def test_errors_name_the_argument_in_python_and_the_key_in_a_scenario():
     assert error.of_section("posterior", ["snr_db"]) is error
     plain = InputError("partition", "x", "a rule")
     assert plain.scenario_key == "partition"
-    assert plain.of_section("posterior", ["partition"]).scenario_key == "posterior.partition"
+    assert (
+        plain.of_section("posterior", ["partition"]).scenario_key
+        == "posterior.partition"
+    )
     assert plain.of_section("posterior", ["devices"]) is plain
 
 
@@ -148,8 +176,15 @@ def test_options_of_commands_take_the_place_of_arguments():
 
 
 def test_a_request_changes_by_the_keys_of_a_scenario():
-    request = wflmc.planning.PlanRequest(CORE["link"], CORE["privacy"], step_size=0.1, burn_in=3, samples=2)
-    values = {"link.snr_db": 5.0, "sampler.burn_in": 7, "sampler.init": "zero", "policy.power": "equal"}
+    request = wflmc.planning.PlanRequest(
+        CORE["link"], CORE["privacy"], step_size=0.1, burn_in=3, samples=2
+    )
+    values = {
+        "link.snr_db": 5.0,
+        "sampler.burn_in": 7,
+        "sampler.init": "zero",
+        "policy.power": "equal",
+    }
     other = request.with_values({**values, "privacy.clip": 3.0})
     assert other.link.snr_db == 5.0
     assert (other.burn_in, other.rounds, other.sampler.init) == (7, 9, "zero")

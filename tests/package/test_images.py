@@ -13,7 +13,9 @@ from wflmc.support.errors import InputError
 @pytest.fixture(scope="module")
 def public():
     generator = np.random.default_rng(0)
-    mixing = np.eye(6) + 0.3 * generator.normal(size=(6, 6))  # of condition below 100, which float32 can whiten
+    mixing = np.eye(6) + 0.3 * generator.normal(
+        size=(6, 6)
+    )  # of condition below 100, which float32 can whiten
     return generator.normal(size=(500, 6)) @ mixing + generator.normal(size=6)
 
 
@@ -44,10 +46,16 @@ def test_public_rows_have_unit_variance_before_they_are_shortened(public):
 
 @pytest.mark.parametrize("rows", [1, 5, 9])
 def test_what_becomes_of_a_row_depends_on_no_other(public, monkeypatch, rows):
-    monkeypatch.setattr(images, "ROWS", 4)  # several blocks, of which the last is filled up
+    monkeypatch.setattr(
+        images, "ROWS", 4
+    )  # several blocks, of which the last is filled up
     whitening = public_whitening(public)
-    alone = np.concatenate([whitening(row[None], intercept=True) for row in public[:rows]])
-    np.testing.assert_allclose(whitening(public[:rows], intercept=True), alone, atol=1e-6)
+    alone = np.concatenate(
+        [whitening(row[None], intercept=True) for row in public[:rows]]
+    )
+    np.testing.assert_allclose(
+        whitening(public[:rows], intercept=True), alone, atol=1e-6
+    )
     assert np.all(alone[:, -1] == np.float32(CONSTANT))
 
 

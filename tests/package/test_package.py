@@ -37,7 +37,9 @@ print("bare core works")
 
 
 def test_the_core_runs_with_jax_numpy_and_scipy_alone():
-    result = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", BARE], capture_output=True, text=True, check=False
+    )
     assert result.stdout == "bare core works\n", result.stderr
 
 
@@ -63,11 +65,16 @@ def test_pins_name_versions_and_nothing_else():
 
 
 def test_names_for_type_checkers_are_those_at_run_time():
-    stub = ast.parse(Path(wflmc.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    stub = ast.parse(
+        Path(wflmc.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    )
     said = next(node.value for node in stub.body if isinstance(node, ast.AnnAssign))
     assert set(ast.literal_eval(said)) == set(wflmc.__all__)
     imported = {
-        name.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names
+        name.asname: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
     }
     assert set(wflmc.__all__) <= set(imported)
     for name, home in imported.items():

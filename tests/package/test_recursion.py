@@ -13,7 +13,9 @@ def by_steps(matrix, increments, start, counts):
     groups = np.repeat(np.arange(len(counts)), counts)
     path = [start]
     for s in range(increments.shape[1]):
-        path.append(np.einsum("irc,ic->ir", matrix[groups, s], path[-1]) + increments[:, s])
+        path.append(
+            np.einsum("irc,ic->ir", matrix[groups, s], path[-1]) + increments[:, s]
+        )
     return np.stack(path, axis=1)
 
 
@@ -24,7 +26,9 @@ def entries_of(matrix):
 
 def solved(matrix, increments, start, counts):
     recursion = BlockRecursion(counts, increments.shape[1], increments.shape[2])
-    return recursion.solve(entries_of(matrix), list(np.moveaxis(increments, -1, 0)), start)
+    return recursion.solve(
+        entries_of(matrix), list(np.moveaxis(increments, -1, 0)), start
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2, 50])
@@ -36,7 +40,9 @@ def test_block_recursion_against_a_loop(counts, size, steps):
     increments = rng.standard_normal((sum(counts), steps, size))
     start = rng.standard_normal((sum(counts), size))
     found = solved(matrix, increments, start, counts)
-    np.testing.assert_allclose(found, by_steps(matrix, increments, start, counts), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        found, by_steps(matrix, increments, start, counts), rtol=1e-12, atol=1e-13
+    )
 
 
 def test_a_recursion_that_is_solved_again_has_forgotten_the_last_one():
@@ -47,7 +53,9 @@ def test_a_recursion_that_is_solved_again_has_forgotten_the_last_one():
         increments = rng.standard_normal((2, 20, 1))
         start = rng.standard_normal((2, 1))
         found = recursion.solve([[matrix[..., 0, 0]]], [increments[..., 0]], start)
-        np.testing.assert_allclose(found, by_steps(matrix, increments, start, [1, 1]), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(
+            found, by_steps(matrix, increments, start, [1, 1]), rtol=1e-12, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 1], [1, 2]])

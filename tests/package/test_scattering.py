@@ -21,7 +21,9 @@ def images():
     waves = np.random.default_rng(0).normal(size=(BATCH + 5, 28, 28))
     smooth = np.cumsum(np.cumsum(waves, axis=1), axis=2)
     low, high = smooth.min((1, 2), keepdims=True), smooth.max((1, 2), keepdims=True)
-    return np.round(255 * (smooth - low) / (high - low)).astype(np.uint8).reshape(-1, 784)
+    return (
+        np.round(255 * (smooth - low) / (high - low)).astype(np.uint8).reshape(-1, 784)
+    )
 
 
 def inside():
@@ -33,8 +35,12 @@ def inside():
 
 def test_the_transform_equals_kymatios(images):
     reason = "Kymatio is not installed: pip install kymatio"
-    kymatio = pytest.importorskip("kymatio.scattering2d.frontend.numpy_frontend", reason=reason)
-    expected = kymatio.ScatteringNumPy2D(J=2, shape=(28, 28), L=8)(images[:8].reshape(-1, 28, 28) / 255.0)
+    kymatio = pytest.importorskip(
+        "kymatio.scattering2d.frontend.numpy_frontend", reason=reason
+    )
+    expected = kymatio.ScatteringNumPy2D(J=2, shape=(28, 28), L=8)(
+        images[:8].reshape(-1, 28, 28) / 255.0
+    )
     np.testing.assert_allclose(transform(images[:8]), expected, atol=1e-6)
 
 
@@ -51,12 +57,16 @@ def test_the_transform_has_numbers_that_kymatio_gave():
         (44, 4, 2): 0.0009877,
         (80, 5, 1): 0.0006114,
     }
-    assert {place: found[place] for place in kymatio} == pytest.approx(kymatio, abs=1e-6)
+    assert {place: found[place] for place in kymatio} == pytest.approx(
+        kymatio, abs=1e-6
+    )
 
 
 def test_bytes_are_pixels_between_0_and_1(images):
     few = images[:3]
-    np.testing.assert_allclose(transform(few), transform(few.reshape(-1, 28, 28) / 255.0), atol=1e-6)
+    np.testing.assert_allclose(
+        transform(few), transform(few.reshape(-1, 28, 28) / 255.0), atol=1e-6
+    )
 
 
 def test_a_constant_image_has_its_value_in_channel_0_and_nothing_else():
@@ -77,7 +87,9 @@ def test_the_transform_brings_no_two_images_further_apart(images):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_shift_by_4_pixels_shifts_all_channels_by_a_place(axis):
     first, second = transform([inside(), np.roll(inside(), 4, axis)])
-    kept, shifted = (np.delete(values, end, axis + 1) for values, end in ((first, -1), (second, 0)))
+    kept, shifted = (
+        np.delete(values, end, axis + 1) for values, end in ((first, -1), (second, 0))
+    )
     np.testing.assert_allclose(shifted, kept, atol=1e-6)
     assert np.abs(second - first).max() > 0.1
 
@@ -102,7 +114,9 @@ def test_stripes_are_strongest_in_the_orientation_across_them():
 
 def test_the_transform_scales_with_the_image(images):
     pixels = images[:3] / 255.0
-    np.testing.assert_allclose(transform(0.3 * pixels), 0.3 * transform(pixels), atol=1e-6)
+    np.testing.assert_allclose(
+        transform(0.3 * pixels), 0.3 * transform(pixels), atol=1e-6
+    )
 
 
 def test_features_have_unit_length_and_groups_of_mean_zero(images):
@@ -115,40 +129,56 @@ def test_features_have_unit_length_and_groups_of_mean_zero(images):
 
 def test_features_are_the_normalised_transform(images):
     groups = transform(images[:2]).astype(float).reshape(2, 27, -1)
-    scaled = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
-    expected = scaled.reshape(2, -1) / np.linalg.norm(scaled.reshape(2, -1), axis=1, keepdims=True)
+    scaled = (groups - groups.mean(2, keepdims=True)) / np.sqrt(
+        groups.var(2, keepdims=True) + 1e-5
+    )
+    expected = scaled.reshape(2, -1) / np.linalg.norm(
+        scaled.reshape(2, -1), axis=1, keepdims=True
+    )
     np.testing.assert_allclose(scattering_features(images[:2]), expected, atol=1e-5)
 
 
 def test_features_of_constant_images_are_finite():
-    black, grey = scattering_features(np.stack([np.zeros((28, 28)), np.full((28, 28), 0.5)]))
+    black, grey = scattering_features(
+        np.stack([np.zeros((28, 28)), np.full((28, 28), 0.5)])
+    )
     assert not black.any()
     assert np.linalg.norm(grey) == pytest.approx(1)
 
 
 def test_batches_do_not_matter(images):
     features = scattering_features(images)
-    np.testing.assert_allclose(features[-7:], scattering_features(images[-7:]), atol=1e-7)
+    np.testing.assert_allclose(
+        features[-7:], scattering_features(images[-7:]), atol=1e-7
+    )
 
 
 def test_any_number_of_images_takes_one_compilation(images, monkeypatch):
     scattering_features(images[:1])
-    monkeypatch.setattr(module, "_wavelets", lambda: pytest.fail("the transform was traced again"))
+    monkeypatch.setattr(
+        module, "_wavelets", lambda: pytest.fail("the transform was traced again")
+    )
     scattering_features(images[:9])
 
 
-def test_the_cache_has_the_same_features_and_is_used_the_second_time(images, tmp_path, monkeypatch):
+def test_the_cache_has_the_same_features_and_is_used_the_second_time(
+    images, tmp_path, monkeypatch
+):
     few = images[:3]
     first = cached_features(few)
     np.testing.assert_array_equal(first, scattering_features(few))
-    assert [path.suffix for path in (tmp_path / "wflmc" / "scattering").iterdir()] == [".npy"]
+    assert [path.suffix for path in (tmp_path / "wflmc" / "scattering").iterdir()] == [
+        ".npy"
+    ]
     monkeypatch.setattr(module, "_normalised", lambda _: pytest.fail("computed again"))
     second = cached_features(few)
     assert isinstance(second, np.memmap)
     np.testing.assert_array_equal(first, second)
 
 
-def test_other_images_and_other_versions_have_files_of_their_own(images, tmp_path, monkeypatch):
+def test_other_images_and_other_versions_have_files_of_their_own(
+    images, tmp_path, monkeypatch
+):
     cached_features(images[:1], tmp_path / "own")
     cached_features(images[1:2], tmp_path / "own")
     monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
@@ -170,7 +200,10 @@ def test_an_interrupted_computation_leaves_no_file(images, tmp_path, monkeypatch
     assert not list((tmp_path / "own").iterdir())
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 32, 32)), np.zeros((0, 784)), np.zeros((2, 784), int), np.zeros(784)])
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((2, 32, 32)), np.zeros((0, 784)), np.zeros((2, 784), int), np.zeros(784)],
+)
 def test_other_arrays_are_refused(wrong):
     with pytest.raises(InputError, match="28 x 28 pixels"):
         scattering_features(wrong)

@@ -35,13 +35,28 @@ LINK, PROMISE = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(8, 0.0
 GAUSSIAN = wflmc.gaussian_regression(KEY, devices=4, X=X, y=Y)
 SOFTMAX = wflmc.softmax_regression(KEY, devices=4, X=X, y=LABELS)
 OWN = wflmc.posterior_from(
-    lambda t, e: -((e[1] - t @ e[0]) ** 2), lambda t: -t @ t, (X, Y), initial=np.zeros(2), devices=4, mu=1.0, L=1e12
+    lambda t, e: -((e[1] - t @ e[0]) ** 2),
+    lambda t: -t @ t,
+    (X, Y),
+    initial=np.zeros(2),
+    devices=4,
+    mu=1.0,
+    L=1e12,
 )
-PLAN = wflmc.plan(GAUSSIAN, LINK, PROMISE, step_size=0.1 / GAUSSIAN.L, burn_in=2, samples=5)
+PLAN = wflmc.plan(
+    GAUSSIAN, LINK, PROMISE, step_size=0.1 / GAUSSIAN.L, burn_in=2, samples=5
+)
 TRACE = wflmc.Trace(
-    X[:10].reshape(2, 5, 2), np.zeros((2, 5)), np.zeros(2), None, (PLAN,), key=tuple(jax.random.key_data(KEY).tolist())
+    X[:10].reshape(2, 5, 2),
+    np.zeros((2, 5)),
+    np.zeros(2),
+    None,
+    (PLAN,),
+    key=tuple(jax.random.key_data(KEY).tolist()),
 )
-SETTING = validate({"posterior": {"devices": 2, "examples": 8}, "link": {"fading": "static"}})
+SETTING = validate(
+    {"posterior": {"devices": 2, "examples": 8}, "link": {"fading": "static"}}
+)
 
 VALUES = {
     "gaussian": GAUSSIAN,
@@ -73,24 +88,41 @@ def unmarked(text):
 @pytest.mark.parametrize("name", VALUES)
 def test_no_value_shows_data(name):
     value = VALUES[name]
-    for text in (repr(value), str(value), f"{value}", repr([value]), repr({"it": value})):
+    for text in (
+        repr(value),
+        str(value),
+        f"{value}",
+        repr([value]),
+        repr({"it": value}),
+    ):
         unmarked(text)
     if isinstance(value, Shown):
         assert "\n" not in repr(value)
         assert len(repr(value)) < 250
         page = value._repr_html_()
         unmarked(page)
-        assert page.startswith(f"<table><caption>{type(value).__name__}</caption><tr><th>")
+        assert page.startswith(
+            f"<table><caption>{type(value).__name__}</caption><tr><th>"
+        )
 
 
 def test_what_they_show():
-    assert repr(GAUSSIAN).startswith("GaussianPosterior(4 devices, 24 examples, 2 parameters, mu=")
-    assert repr(OWN.device(0)) == "CustomPosterior(1 device, 6 examples, 2 parameters, mu=1, L=1e+12)"
+    assert repr(GAUSSIAN).startswith(
+        "GaussianPosterior(4 devices, 24 examples, 2 parameters, mu="
+    )
+    assert (
+        repr(OWN.device(0))
+        == "CustomPosterior(1 device, 6 examples, 2 parameters, mu=1, L=1e+12)"
+    )
     assert repr(LINK) == "Link(fading=static, power=1, snr_db=40, seed=0)"
-    each = wflmc.Privacy([1, 2.5], 0.01, np.float32(30), unit="record", example_clip=np.int64(3))
+    each = wflmc.Privacy(
+        [1, 2.5], 0.01, np.float32(30), unit="record", example_clip=np.int64(3)
+    )
     shown = "Privacy(epsilon=1…2.5, delta=0.01, clip=30, accountant=exact, unit=record, example_clip=3, "
     assert repr(each) == shown + "adjacency=replace)"
-    assert repr(PLAN).startswith("Plan(4 devices, 2 parameters, 7 rounds, 2 burn-in rounds, step_size=")
+    assert repr(PLAN).startswith(
+        "Plan(4 devices, 2 parameters, 7 rounds, 2 burn-in rounds, step_size="
+    )
     assert repr(TRACE).startswith("Trace(2 chains, 5 draws, 2 parameters, clip_rate=")
     assert "<th>devices</th><td>4</td>" in PLAN._repr_html_()
     named = channel.Fading("<b>", LINK.fading.draw)
@@ -109,7 +141,9 @@ def test_posteriors_show_themselves_while_they_are_traced():
 
 
 def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+    pytest.importorskip(
+        "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+    )
     from wflmc.apps.federation.device import Device
     from wflmc.apps.federation.job import make_job
     from wflmc.apps.federation.messages import Reception, RoundRequest
@@ -119,7 +153,14 @@ def test_nothing_of_a_federation_shows_data_or_keys(tmp_path):
     assert SEED in job.key
     device = Device(GAUSSIAN.device(1), job.terms(1), secret=b"4242")
     ask = RoundRequest(0, 0, X, 1.0, 1.0, batch=job.key)
-    for value in (job, open_server(job, tmp_path), device, job.terms(1), ask, Reception(X, LABELS > 0, {})):
+    for value in (
+        job,
+        open_server(job, tmp_path),
+        device,
+        job.terms(1),
+        ask,
+        Reception(X, LABELS > 0, {}),
+    ):
         unmarked(repr(value) + str(value) + str(vars(device).get("_posterior")))
 
 
@@ -167,7 +208,12 @@ def test_no_error_shows_data(name):
     with pytest.raises(InputError) as caught:
         CALLS[name]()
     error = caught.value
-    for text in (str(error), repr(error), repr(error.given), str(pickle.loads(pickle.dumps(error)))):
+    for text in (
+        str(error),
+        repr(error),
+        repr(error.given),
+        str(pickle.loads(pickle.dumps(error))),
+    ):
         unmarked(text)
 
 
@@ -180,7 +226,12 @@ def test_no_error_shows_a_cell_of_a_file(tmp_path):
 
 
 def test_values_in_words():
-    assert in_words(np.float64(0.5)) == in_words(np.array(0.5)) == in_words(jnp.float32(0.5)) == 0.5
+    assert (
+        in_words(np.float64(0.5))
+        == in_words(np.array(0.5))
+        == in_words(jnp.float32(0.5))
+        == 0.5
+    )
     assert in_words([0.1, "a"]) == [0.1, "a"]
     for value, words in {
         "a list of 4 values": [1.0] * 4,
@@ -192,10 +243,22 @@ def test_values_in_words():
         "an array of type key<fry> and shape ()": KEY,
     }.items():
         assert str(in_words(words)) == value
-        assert str(InputError("x", words, "else")) == f"x is {value}, but it must be else."
+        assert (
+            str(InputError("x", words, "else")) == f"x is {value}, but it must be else."
+        )
 
 
-PRIVATE = {"features", "labels", "target", "X", "y", "hessian", "linear", "data", "posterior"}
+PRIVATE = {
+    "features",
+    "labels",
+    "target",
+    "X",
+    "y",
+    "hessian",
+    "linear",
+    "data",
+    "posterior",
+}
 
 
 def test_values_that_hold_data_do_not_show_their_fields():
@@ -204,15 +267,29 @@ def test_values_that_hold_data_do_not_show_their_fields():
     for module in map(importlib.import_module, modules()):
         for kind in vars(module).values():
             fields = getattr(kind, "_fields", None) or (
-                dataclasses.is_dataclass(kind) and [field.name for field in dataclasses.fields(kind)]
+                dataclasses.is_dataclass(kind)
+                and [field.name for field in dataclasses.fields(kind)]
             )
-            if not inspect.isclass(kind) or not fields or not kind.__module__.startswith("wflmc."):
+            if (
+                not inspect.isclass(kind)
+                or not fields
+                or not kind.__module__.startswith("wflmc.")
+            ):
                 continue
             if kind.__module__ == "wflmc.apps.report.figure":
                 continue  # lines of a picture, which are there to be shown
-            types = {name: str(kind.__annotations__.get(name)) for name in PRIVATE & set(fields)}
-            held = [name for name, text in types.items() if re.search(r"\b(NDArray|ndarray|Array)\b", text)]
+            types = {
+                name: str(kind.__annotations__.get(name))
+                for name in PRIVATE & set(fields)
+            }
+            held = [
+                name
+                for name, text in types.items()
+                if re.search(r"\b(NDArray|ndarray|Array)\b", text)
+            ]
             if held:
-                assert kind.__repr__ in (Shown.__repr__, fields_in_words), f"{kind.__qualname__} shows {held}"
+                assert kind.__repr__ in (Shown.__repr__, fields_in_words), (
+                    f"{kind.__qualname__} shows {held}"
+                )
                 checked.add(kind.__name__)
     assert checked >= {"GaussianPosterior", "SoftmaxPosterior", "Features"}

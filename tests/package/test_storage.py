@@ -22,7 +22,14 @@ from wflmc.scenario.files import load_data
 from wflmc.scenario.gains import load_gains
 from wflmc.support import storage
 from wflmc.support.errors import InputError
-from wflmc.support.storage import expansion_limit, read_arrays, replacing, reserve, sole_writer, write_text
+from wflmc.support.storage import (
+    expansion_limit,
+    read_arrays,
+    replacing,
+    reserve,
+    sole_writer,
+    write_text,
+)
 
 from ..cli_tools import strict
 from ..privacy.ledger_tools import PROMISE, losses_of
@@ -51,9 +58,13 @@ def small(tmp_path):
 @contextmanager
 def largest_file(size):
     """No file may grow beyond a size, as on a disk that is full: the system answers with an OSError."""
-    resource = pytest.importorskip("resource", reason="limits on files need a POSIX system")
+    resource = pytest.importorskip(
+        "resource", reason="limits on files need a POSIX system"
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal that goes with it
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (size, hard)
+    )  # Python ignores the signal that goes with it
     try:
         yield
     finally:
@@ -61,7 +72,9 @@ def largest_file(size):
 
 
 def files_in(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def check_failed(code, out, err, folder):
@@ -90,7 +103,9 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
         check_failed(code, out, err, folder)
         failed |= {path for path in files_in(whole) if f"{folder / path};" in err}
         resumed = f"wflmc run --resume {folder} goes on" in err
-        code, _, err = call("run", *(["--resume", folder] if resumed else [small, "--out", folder]))
+        code, _, err = call(
+            "run", *(["--resume", folder] if resumed else [small, "--out", folder])
+        )
         assert code == 0, err
         assert files_in(folder) == files_in(whole)
         assert losses_of(folder / "ledger.jsonl") == losses_of(whole / "ledger.jsonl")
@@ -98,13 +113,24 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
     assert failed >= {"trace.nc", "ledger.jsonl"}
 
 
-def test_a_finished_run_is_as_it_was_where_the_next_one_has_no_room(call, small, tmp_path):
+def test_a_finished_run_is_as_it_was_where_the_next_one_has_no_room(
+    call, small, tmp_path
+):
     folder = tmp_path / "run"
     assert call("run", small, "--out", folder)[0] == 0
     names = ["plan.json", "plan.npz", "scenario.toml", "summary.json", "trace.nc"]
     before = [(folder / name).read_bytes() for name in names]
     with largest_file((folder / "trace.nc").stat().st_size - 1):
-        code, out, err = call("run", small, "--out", folder, "--set", "link.snr_db=3", "--set", "sampler.seed=1")
+        code, out, err = call(
+            "run",
+            small,
+            "--out",
+            folder,
+            "--set",
+            "link.snr_db=3",
+            "--set",
+            "sampler.seed=1",
+        )
     assert "kept as ledger-1.jsonl" in err.splitlines()[0]
     check_failed(code, out, err.split("\n", 1)[1], folder)
     assert [(folder / name).read_bytes() for name in names] == before
@@ -114,7 +140,9 @@ def test_a_real_disk_that_is_full_and_then_enlarged(call, small, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
-    made = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=72k", "tmpfs", disk], capture_output=True)
+    made = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=72k", "tmpfs", disk], capture_output=True
+    )
     if not made or made.returncode:
         pytest.skip("mounting a small disk needs the rights of root")
     try:
@@ -131,13 +159,25 @@ def test_a_real_disk_that_is_full_and_then_enlarged(call, small, tmp_path):
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-@pytest.mark.parametrize("command", ["new", "plan --plot", "sweep", "reproduce", "report"])
+@pytest.mark.parametrize(
+    "command", ["new", "plan --plot", "sweep", "reproduce", "report"]
+)
 def test_other_commands_leave_nothing_half_written(call, small, tmp_path, command):
     out = tmp_path / "out"
     arguments = {
         "new": ["new", out / "study"],
         "plan --plot": ["plan", small, "--no-compare", "--plot", out / "p.png"],
-        "sweep": ["sweep", small, "--grid", "link.snr_db=1,2", "--plan-only", "--cache", tmp_path, "--out", out / "s"],
+        "sweep": [
+            "sweep",
+            small,
+            "--grid",
+            "link.snr_db=1,2",
+            "--plan-only",
+            "--cache",
+            tmp_path,
+            "--out",
+            out / "s",
+        ],
         "reproduce": ["reproduce", "fig3b", "--out", out / "f"],
         "report": ["report", "--explore", "--out", out / "x.html"],
     }[command]
@@ -233,7 +273,11 @@ def test_a_lock_that_nobody_holds_locks_nothing(tmp_path):
     """What a process leaves that was killed, or that had no room for its number."""
     for left in (b"", b"12345", b"\xff"):
         (tmp_path / ".lock").write_bytes(left)
-        with sole_writer(tmp_path), pytest.raises(InputError, match=f"process {os.getpid()} is"), sole_writer(tmp_path):
+        with (
+            sole_writer(tmp_path),
+            pytest.raises(InputError, match=f"process {os.getpid()} is"),
+            sole_writer(tmp_path),
+        ):
             pass
         assert not list(tmp_path.iterdir())
 
@@ -265,8 +309,14 @@ def test_locks_without_fcntl(tmp_path, monkeypatch):
         held.add(place)
 
     monkeypatch.setattr(storage, "fcntl", None)
-    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2))
-    with sole_writer(tmp_path), pytest.raises(InputError, match="process"), sole_writer(tmp_path):
+    monkeypatch.setitem(
+        sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+    )
+    with (
+        sole_writer(tmp_path),
+        pytest.raises(InputError, match="process"),
+        sole_writer(tmp_path),
+    ):
         pass
 
 
@@ -274,13 +324,17 @@ def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch):
     def flock(file, mode):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(storage, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4))
+    monkeypatch.setattr(
+        storage, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4)
+    )
     with sole_writer(tmp_path):
         pass
 
 
 def test_an_output_folder_that_nothing_is_written_to_is_removed(call, small, tmp_path):
-    code, _, _ = call("run", small, "--out", tmp_path / "a" / "b", "--set", "posterior.devices=1000")
+    code, _, _ = call(
+        "run", small, "--out", tmp_path / "a" / "b", "--set", "posterior.devices=1000"
+    )
     assert code == 2
     assert not (tmp_path / "a").exists()
 
@@ -325,13 +379,17 @@ def test_an_archive_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     assert error is not None
     assert error.key == "data"
     assert peak < 2**20
-    np.savez(tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18))  # as large as it says
+    np.savez(
+        tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18)
+    )  # as large as it says
     assert len(load_data(tmp_path / "d.npz")[0].y) == 2**18
 
 
 def test_sparse_data_may_be_compressed(tmp_path):
     """Zeros are packed a thousand times; 1 GiB of them may be, whatever the size of the file."""
-    np.savez_compressed(tmp_path / "d.npz", X=np.zeros((10_000, 100)), y=np.arange(10_000))
+    np.savez_compressed(
+        tmp_path / "d.npz", X=np.zeros((10_000, 100)), y=np.arange(10_000)
+    )
     size = (tmp_path / "d.npz").stat().st_size
     assert size < 50_000
     assert expansion_limit(size) == 2**30

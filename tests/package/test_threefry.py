@@ -19,7 +19,9 @@ def test_sub_keys_are_those_of_jax(seed):
     key = jax.random.key(np.uint32(seed))
     folded = threefry.fold_in(words(key), 123456789)
     np.testing.assert_array_equal(folded, words(jax.random.fold_in(key, 123456789)))
-    np.testing.assert_array_equal(threefry.split(words(key), 3), words(jax.random.split(key, 3)))
+    np.testing.assert_array_equal(
+        threefry.split(words(key), 3), words(jax.random.split(key, 3))
+    )
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, 2**40])

@@ -51,9 +51,23 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_every_property_of_a_plan_has_a_type():
-    assert {field.name for field in fields(wflmc.Plan)} == set(wflmc.Plan.__annotations__)
-    properties = {name: value for name, value in vars(wflmc.Plan).items() if isinstance(value, property)}
-    assert {"gain", "step_size", "scale", "noise_power", "loss", "clips_at", "epsilon_spent"} <= set(properties)
+    assert {field.name for field in fields(wflmc.Plan)} == set(
+        wflmc.Plan.__annotations__
+    )
+    properties = {
+        name: value
+        for name, value in vars(wflmc.Plan).items()
+        if isinstance(value, property)
+    }
+    assert {
+        "gain",
+        "step_size",
+        "scale",
+        "noise_power",
+        "loss",
+        "clips_at",
+        "epsilon_spent",
+    } <= set(properties)
     for name, value in properties.items():
         assert value.fget.__annotations__["return"] is not Any, name
         assert value.__doc__, name
@@ -61,16 +75,23 @@ def test_every_property_of_a_plan_has_a_type():
 
 @pytest.mark.skipif(not FULL, reason="mypy takes half a minute: make test-full runs it")
 def test_mypy_knows_the_types_of_the_public_functions(tmp_path):
-    pytest.importorskip("mypy", reason="mypy is not installed: pip install 'wflmc[dev]'")
+    pytest.importorskip(
+        "mypy", reason="mypy is not installed: pip install 'wflmc[dev]'"
+    )
     file = tmp_path / "downstream.py"
     file.write_text(GOOD + "\n".join(WRONG) + "\n", encoding="utf-8")
-    options = ["--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={tmp_path / 'cache'}"]
+    options = [
+        "--strict",
+        "--follow-imports=silent",
+        "--config-file=",
+        f"--cache-dir={tmp_path / 'cache'}",
+    ]
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *options, file.name], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "MYPYPATH": str(PACKAGE.parent)},
     )  # fmt: skip
     first = GOOD.count("\n") + 1
     said = [line for line in checked.stdout.splitlines() if ": error:" in line]
-    assert [(int(line.split(":")[1]), line.rsplit("[", 1)[-1].rstrip("]")) for line in said] == list(
-        enumerate(WRONG.values(), first)
-    ), checked.stdout + checked.stderr
+    assert [
+        (int(line.split(":")[1]), line.rsplit("[", 1)[-1].rstrip("]")) for line in said
+    ] == list(enumerate(WRONG.values(), first)), checked.stdout + checked.stderr

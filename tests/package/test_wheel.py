@@ -16,11 +16,19 @@ import pytest
 from ..conftest import FULL
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not FULL, reason="builds and installs a package, minutes: make test-full runs it")
+pytestmark = pytest.mark.skipif(
+    not FULL, reason="builds and installs a package, minutes: make test-full runs it"
+)
 
 
 def run(*command, cwd, **keywords):
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, **keywords)
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        **keywords,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -37,7 +45,13 @@ def test_the_sdist_can_be_cited_and_the_wheel_is_typed(built):
     (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "src/wflmc/py.typed"} <= files
+    assert {
+        "CITATION.cff",
+        "LICENSE",
+        "README.md",
+        "SECURITY.md",
+        "src/wflmc/py.typed",
+    } <= files
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "wflmc/py.typed" in names
@@ -50,15 +64,34 @@ def test_the_wheel_plans_runs_and_reports_in_an_empty_environment(built, tmp_pat
     binaries, place = tmp_path / "venv" / "bin", tmp_path / "elsewhere"
     place.mkdir()
     line = "py311" if sys.version_info < (3, 12) else "py312"
-    install = ["install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints" / f"{line}.txt", wheel]
+    install = [
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        ROOT / "constraints" / f"{line}.txt",
+        wheel,
+    ]
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run(binaries / "python", "-m", "pip", *install, cwd=place, env=bare)
     wflmc = binaries / "wflmc"
     run(wflmc, "new", "study", cwd=place, env=bare)
-    plan = json.loads(run(wflmc, "plan", "study/scenario.toml", "--json", cwd=place, env=bare))
+    plan = json.loads(
+        run(wflmc, "plan", "study/scenario.toml", "--json", cwd=place, env=bare)
+    )
     assert plan["objective"] > 0
     small = ["--set", "sampler.chains=4"]
-    summary = run(wflmc, "run", "study/scenario.toml", *small, "--out", "results", "--json", cwd=place, env=bare)
+    summary = run(
+        wflmc,
+        "run",
+        "study/scenario.toml",
+        *small,
+        "--out",
+        "results",
+        "--json",
+        cwd=place,
+        env=bare,
+    )
     assert json.loads(summary)["epsilon_spent"] > 0
     run(wflmc, "report", "results", cwd=place, env=bare)
     assert "<html" in (place / "results" / "report.html").read_text(encoding="utf-8")

@@ -18,7 +18,17 @@ def from_channel(active, cap, budget, rho, burn_in, objective) -> Program:
     base = first_order(error - 2 * eta, rho**2)
     cap = np.minimum(cap, eta * (devices / senders) ** 2 / 2)
     cost, none = eta**2 * (devices / senders) ** 2, np.zeros(cap.size)
-    return Program(active, budget, cap, cost, np.full(cap.size, rho), base, none, burn_in, objective)
+    return Program(
+        active,
+        budget,
+        cap,
+        cost,
+        np.full(cap.size, rho),
+        base,
+        none,
+        burn_in,
+        objective,
+    )
 
 
 def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):
@@ -40,8 +50,13 @@ def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):
 
 def random_program(rng: np.random.Generator) -> Program:
     """S 5-200, K 1-50, caps over 40 dB, budgets from very tight to loose, equal or not, ρ .5-.999, any burn-in."""
-    rounds, devices = (int(np.exp(rng.uniform(np.log(low), np.log(high)))) for low, high in ((5, 200), (1, 50)))
-    on = activity(rng, rounds, devices, str(rng.choice(["all", "iid", "correlated", "sparse"])))
+    rounds, devices = (
+        int(np.exp(rng.uniform(np.log(low), np.log(high))))
+        for low, high in ((5, 200), (1, 50))
+    )
+    on = activity(
+        rng, rounds, devices, str(rng.choice(["all", "iid", "correlated", "sparse"]))
+    )
     weakest = np.where(on, rng.exponential(0.01, on.shape), np.inf).min(1)
     cap = 10 ** rng.uniform(0, 4) * weakest * 10 ** rng.uniform(-2, 2)
     budget = np.full(devices, 10 ** rng.uniform(-4, 0.2) * (cap @ on).max())
@@ -49,7 +64,9 @@ def random_program(rng: np.random.Generator) -> Program:
         budget *= 10 ** rng.uniform(-1, 1, devices)
     rho = 1 - 10 ** rng.uniform(-3, np.log10(0.5))
     burn_in = int(rng.choice([0, rounds - 1, rng.integers(rounds)]))
-    return from_channel(on, cap, budget, rho, burn_in, str(rng.choice(["worst", "average"])))
+    return from_channel(
+        on, cap, budget, rho, burn_in, str(rng.choice(["worst", "average"]))
+    )
 
 
 def kept_value(program: Program, bounds) -> float:
@@ -64,7 +81,9 @@ def check(program, solution, gap=1e-9):
     assert np.all((x.a > 0) & (x.a >= p.floor) & (x.a <= p.cap))
     for k in range(p.budget.size) if p.active.size < 10**5 else [0, p.budget.size - 1]:
         spent = math.fsum(x.a[p.active[:, k]])
-        assert spent <= p.budget[k] or spent <= math.fsum(p.floor[p.active[:, k]]) * (1 + 1e-12)
+        assert spent <= p.budget[k] or spent <= math.fsum(p.floor[p.active[:, k]]) * (
+            1 + 1e-12
+        )
     assert x.objective == pytest.approx(kept_value(p, round_bounds(p, x.a)), rel=1e-12)
     assert min(x.w.min(), x.lam.min()) >= 0
     assert not x.w[: p.burn_in].any()
@@ -73,7 +92,9 @@ def check(program, solution, gap=1e-9):
         assert np.ptp(x.w[p.burn_in :]) < 1e-15
     assert written_out_dual(p, x.w, x.lam) >= x.lower_bound - 1e-12 * abs(x.objective)
     assert x.lower_bound <= x.objective
-    assert x.gap == pytest.approx((x.objective - x.lower_bound) / abs(x.objective), abs=1e-15)
+    assert x.gap == pytest.approx(
+        (x.objective - x.lower_bound) / abs(x.objective), abs=1e-15
+    )
     assert x.gap <= gap
 
 
@@ -83,10 +104,16 @@ def written_out_dual(p, w, lam):
         return dual(p, w, lam)[0]
     s = np.arange(p.cap.size)
     fallen = np.cumsum(2 * np.log(p.rho))
-    decay = np.where(s[:, None] >= s, np.exp(np.minimum(fallen[:, None] - fallen, 0.0)), 0.0)
+    decay = np.where(
+        s[:, None] >= s, np.exp(np.minimum(fallen[:, None] - fallen, 0.0)), 0.0
+    )
     weight, price = p.cost * (w @ decay), p.active @ lam
     with np.errstate(divide="ignore", invalid="ignore"):
-        a = np.clip(np.nan_to_num(np.sqrt(weight / price), nan=0.0, posinf=np.inf), p.floor, p.cap)
+        a = np.clip(
+            np.nan_to_num(np.sqrt(weight / price), nan=0.0, posinf=np.inf),
+            p.floor,
+            p.cap,
+        )
         terms = np.where(weight > 0, weight / np.where(a > 0, a, 1.0), 0.0) + price * a
     finite = np.isfinite(p.budget)
     return float(w @ p.base + terms.sum() - lam[finite] @ p.budget[finite])

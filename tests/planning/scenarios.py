@@ -17,7 +17,9 @@ from wflmc.posterior.base import Posterior
 class Planned(Posterior):
     """A posterior of which there is only what planning asks for: all else may be missing."""
 
-    dim = digest = initial_w2_sq = draw_initial = unrounded_sum = gradients = example_norms = None
+    dim = digest = initial_w2_sq = draw_initial = unrounded_sum = gradients = (
+        example_norms
+    ) = None
     on_accelerator = working_bytes = work = device = None
 
 
@@ -40,8 +42,17 @@ class Target(Planned):
 
 
 def make(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords):
-    defaults = {"step_size": 0.4 / (target.mu + target.L), "burn_in": len(h) - 1, "samples": 1, "schedule": "all"}
-    link = wflmc.Link(channel.from_array(np.asarray(h)), snr_db, noise_power=keywords.pop("noise_power", 1.0))
+    defaults = {
+        "step_size": 0.4 / (target.mu + target.L),
+        "burn_in": len(h) - 1,
+        "samples": 1,
+        "schedule": "all",
+    }
+    link = wflmc.Link(
+        channel.from_array(np.asarray(h)),
+        snr_db,
+        noise_power=keywords.pop("noise_power", 1.0),
+    )
     promise = wflmc.Privacy(epsilon, delta, clip, keywords.pop("accountant", "exact"))
     return wflmc.plan(target, link, promise, **grouped(**{**defaults, **keywords}))
 
@@ -50,10 +61,16 @@ def make(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords)
 def static_cases(draw):
     """Random static scenarios that reach all three regimes."""
     mu = draw(st.floats(0.5, 2000))
-    target = Target(mu, mu * draw(st.floats(1, 30)), draw(st.integers(1, 40)), draw(st.integers(1, 12)))
+    target = Target(
+        mu,
+        mu * draw(st.floats(1, 30)),
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 12)),
+    )
     generator = np.random.default_rng(draw(st.integers(0, 2**31)))
     h = np.broadcast_to(
-        0.01 * np.exp(generator.normal(0, 0.7, target.devices)), (draw(st.integers(1, 80)), target.devices)
+        0.01 * np.exp(generator.normal(0, 0.7, target.devices)),
+        (draw(st.integers(1, 80)), target.devices),
     )
     step = draw(st.floats(0.02, 1.98)) / (target.mu + target.L)
     assume(step < 2 / target.L)
@@ -77,10 +94,19 @@ def static_cases(draw):
 def fading_cases(draw):
     """Random scenarios over fading channels, several samples."""
     mu = draw(st.floats(0.5, 2000))
-    target = Target(mu, mu * draw(st.floats(1, 30)), draw(st.integers(1, 40)), draw(st.integers(1, 12)))
+    target = Target(
+        mu,
+        mu * draw(st.floats(1, 30)),
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 12)),
+    )
     rounds = draw(st.integers(1, 60))
-    law = draw(st.sampled_from([channel.rayleigh, channel.rician]))(power=0.01, correlation=draw(st.floats(0, 1)))
-    h = law.draw(np.random.default_rng(draw(st.integers(0, 2**31))), rounds, target.devices)
+    law = draw(st.sampled_from([channel.rayleigh, channel.rician]))(
+        power=0.01, correlation=draw(st.floats(0, 1))
+    )
+    h = law.draw(
+        np.random.default_rng(draw(st.integers(0, 2**31))), rounds, target.devices
+    )
     return (
         target,
         h,
@@ -99,5 +125,7 @@ def check_limits(plan, h, snr_db, clip):
     """Power of every sending device, and privacy of every device."""
     sends = plan.weight > 0
     power = (plan.gain[:, None] * clip / np.abs(h)) ** 2
-    assert np.all(power[sends] <= plan.dim * plan.noise_power * 10 ** (snr_db / 10) * (1 + 1e-9))
+    assert np.all(
+        power[sends] <= plan.dim * plan.noise_power * 10 ** (snr_db / 10) * (1 + 1e-9)
+    )
     assert np.all(plan.spent <= plan.privacy.budget(plan.devices))

@@ -24,7 +24,12 @@ SMALL = wflmc.gaussian_regression(KEY, 4, examples=40, dim=3)
 def warnings_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     promise = wflmc.Privacy(8, 0.01, 30) if privacy is None else privacy
-    return wflmc.plan(posterior, link, promise, **grouped(step_size=step, burn_in=2, samples=2, **keywords)).warnings
+    return wflmc.plan(
+        posterior,
+        link,
+        promise,
+        **grouped(step_size=step, burn_in=2, samples=2, **keywords),
+    ).warnings
 
 
 def about(part, **given):
@@ -51,7 +56,9 @@ AMPLITUDES = {
 def test_gains_in_db(table):
     (told,) = about("dB", link=wflmc.Link(channel.from_array(table)))
     assert "10**(dB/20)" in told
-    assert not about("dB", link=wflmc.Link(channel.from_array(table)), power="noiseless-dp")  # without a link
+    assert not about(
+        "dB", link=wflmc.Link(channel.from_array(table)), power="noiseless-dp"
+    )  # without a link
     converted = 10 ** (-np.abs(table) / 20)
     assert not about("dB", link=wflmc.Link(channel.from_array(converted)))
 
@@ -64,15 +71,24 @@ def test_amplitudes_are_nothing_to_speak_of(table):
 def test_gains_in_db_from_a_file(plan_of, scenario, tmp_path):
     write_gains(tmp_path, np.full((60, 30), -80.0))
     sets = with_set(["link.fading=file", "link.gains=h.npy"])
-    assert any("all real and negative, as those in dB are" in text for text in plan_of(scenario, *sets)["warnings"])
+    assert any(
+        "all real and negative, as those in dB are" in text
+        for text in plan_of(scenario, *sets)["warnings"]
+    )
 
 
 @pytest.mark.parametrize(
     ("privacy", "part"),
     [
-        (wflmc.Privacy(8, 0.3, 30), "delta = 0.3 is above 1/4, one over the number of devices"),
+        (
+            wflmc.Privacy(8, 0.3, 30),
+            "delta = 0.3 is above 1/4, one over the number of devices",
+        ),
         (wflmc.Privacy(8, [0.01, 0.01, 0.3, 0.01], 30), "delta = 0.3 is above 1/4"),
-        (wflmc.Privacy(8, 0.03, 30, unit="record", example_clip=3), "delta = 0.03 is above 1/40, one over the number"),
+        (
+            wflmc.Privacy(8, 0.03, 30, unit="record", example_clip=3),
+            "delta = 0.03 is above 1/40, one over the number",
+        ),
         (wflmc.Privacy(8, 0.2, 30), None),
         (wflmc.Privacy(8, 0.02, 30, unit="record", example_clip=3), None),
         (wflmc.Privacy(clip=30), None),
@@ -86,7 +102,9 @@ def test_large_deltas(privacy, part):
 
 def scaled(*scales, intercept=False, **keywords):
     X = np.random.default_rng(1).standard_normal((50, len(scales))) * scales
-    return wflmc.softmax_regression(KEY, 2, X=X, y=np.arange(50) % 2, intercept=intercept, **keywords)
+    return wflmc.softmax_regression(
+        KEY, 2, X=X, y=np.arange(50) % 2, intercept=intercept, **keywords
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,10 +115,22 @@ def scaled(*scales, intercept=False, **keywords):
         ((1, 0.01, 1), None),  # one small column does no harm
         ((1, 0, 1), None),
         ((1e-3, 1e-3), None),
-        ((1, 1000, 1, 2), "column 1 of X, counted from 0, is some 1,000 times as large as the median column"),
-        ((1e-4, 1, 1e-4), "column 1 of X, counted from 0, is some 10,000 times as large as the median"),
-        ((1000, 800), "column 0 of X, counted from 0, is some 1,000 times as large as a standardised one"),
-        ((1, 1, 50), "column 2 of X, counted from 0, is some 100 times as large as a standardised one"),
+        (
+            (1, 1000, 1, 2),
+            "column 1 of X, counted from 0, is some 1,000 times as large as the median column",
+        ),
+        (
+            (1e-4, 1, 1e-4),
+            "column 1 of X, counted from 0, is some 10,000 times as large as the median",
+        ),
+        (
+            (1000, 800),
+            "column 0 of X, counted from 0, is some 1,000 times as large as a standardised one",
+        ),
+        (
+            (1, 1, 50),
+            "column 2 of X, counted from 0, is some 100 times as large as a standardised one",
+        ),
     ],
 )
 def test_features_that_are_not_scaled(scales, part):
@@ -115,7 +145,10 @@ def test_whitening_is_scaling():
     assert about("not scaled", posterior=raw)
     assert not about("not scaled", posterior=raw.whitened())
     (told,) = about("not scaled", posterior=raw.whitened(np.eye(4)))
-    assert "after whitening a direction is some 1,000 times as large as a standardised one" in told
+    assert (
+        "after whitening a direction is some 1,000 times as large as a standardised one"
+        in told
+    )
 
 
 def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
@@ -131,20 +164,28 @@ def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
 
 def test_descent_warns_as_well():
     gains = channel.from_array(np.full((4, 4), -80.0))
-    made = gradient_descent(SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4)
+    made = gradient_descent(
+        SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4
+    )
     assert sum("dB" in text or "delta" in text for text in made.warnings) == 2
 
 
 def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path):
     """With a promise and all constants given, not even the scale of a column shows."""
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "d.npz", X=rng.standard_normal((60, 2)) * [1, 1e4], y=rng.standard_normal(60))
+    np.savez(
+        tmp_path / "d.npz",
+        X=rng.standard_normal((60, 2)) * [1, 1e4],
+        y=rng.standard_normal(60),
+    )
     (tmp_path / "s.toml").write_text(
         '[posterior]\ndata = "d.npz"\ndevices = 4\nmu = 1.0\nL = 1e11\n[privacy]\nepsilon = 8.0\ndelta = 0.001\n'
     )
     told = plan_of(tmp_path / "s.toml")["warnings"]
     assert any("not scaled" in text for text in told)
-    quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")["warnings"]
+    quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")[
+        "warnings"
+    ]
     assert not any("not scaled" in text for text in quiet)
 
 
@@ -154,15 +195,26 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
     how = {"burn_in": 20, "samples": 5, "sampler": wflmc.Sampler(init="zero")}
     for power in ("optimized", "equal"):
         policy = wflmc.Policy(power)
-        made = wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.L, policy=policy, **how)
+        made = wflmc.plan(
+            posterior,
+            LINK,
+            wflmc.Privacy(),
+            step_size=3 / posterior.L,
+            policy=policy,
+            **how,
+        )
         assert made.bound is None
         assert np.isnan(made.objective)
         assert any("W2² has no bound" in text for text in made.warnings)
     assert np.isfinite(wflmc.sample(KEY, posterior, made, chains=2).theta).all()
-    within = wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how)
+    within = wflmc.plan(
+        posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how
+    )
     assert within.bound is not None
     assert not any("has no bound" in text for text in within.warnings)
     with pytest.raises(wflmc.InputError, match="below 2/L"):  # exact for a Gaussian
         wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **how)
-    with pytest.raises(wflmc.InputError, match="step_size"):  # beyond the prior's own curvature nothing is stable
+    with pytest.raises(
+        wflmc.InputError, match="step_size"
+    ):  # beyond the prior's own curvature nothing is stable
         wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.mu, **how)

@@ -18,18 +18,29 @@ from .scenarios import Target, make
 def written_out_bound(plan, target, which):
     """Proposition 1 as printed: a double sum, nothing recursive."""
     eta, m, devices = plan.step_size[0], target.dim, target.devices
-    gamma = 1 - eta * target.mu if eta <= 2 / (target.mu + target.L) else eta * target.L - 1
+    gamma = (
+        1 - eta * target.mu if eta <= 2 / (target.mu + target.L) else eta * target.L - 1
+    )
     silent = devices - plan.active_devices
     clip = plan.clip[0]
-    excess = np.maximum(0, plan.noise_power * devices**2 / (plan.gain * plan.active_devices) ** 2 - 2 / eta)
+    excess = np.maximum(
+        0,
+        plan.noise_power * devices**2 / (plan.gain * plan.active_devices) ** 2
+        - 2 / eta,
+    )
     excess *= m if which == "corrected" else 1
     inside = eta**4 * target.L**3 * m / 3 + eta**3 * target.L**2 * m + eta**2 * excess
-    inside = inside + np.where(silent > 0, 4 * eta**2 * np.where(silent > 0, clip, 0) ** 2 * silent**2, 0)
+    inside = inside + np.where(
+        silent > 0, 4 * eta**2 * np.where(silent > 0, clip, 0) ** 2 * silent**2, 0
+    )
     rho = (1 + gamma) / 2
     return np.array(
         [
             rho ** (2 * s) * plan.initial_w2_sq
-            + sum(rho ** (2 * (s - i)) * 2 * (1 + gamma) / (1 - gamma) * inside[i - 1] for i in range(1, s + 1))
+            + sum(
+                rho ** (2 * (s - i)) * 2 * (1 + gamma) / (1 - gamma) * inside[i - 1]
+                for i in range(1, s + 1)
+            )
             for s in range(1, len(plan.rounds) + 1)
         ]
     )
@@ -42,11 +53,20 @@ def test_bound_against_the_printed_double_sum(which, power, factor):
     target = Target(3.0, 20.0, 7, 6)
     h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
     plan = make(
-        target, h, power=power, schedule="threshold", step_size=2 * factor / 23, bound=which, clip=2.0, snr_db=5
+        target,
+        h,
+        power=power,
+        schedule="threshold",
+        step_size=2 * factor / 23,
+        bound=which,
+        clip=2.0,
+        snr_db=5,
     )
     if power != "noiseless":
         assert plan.active_devices.min() < 6
-    np.testing.assert_allclose(plan.bound, written_out_bound(plan, target, which), rtol=1e-10)
+    np.testing.assert_allclose(
+        plan.bound, written_out_bound(plan, target, which), rtol=1e-10
+    )
 
 
 def test_contraction_on_both_branches():
@@ -65,7 +85,9 @@ def brute_threshold(gains, clip, power, step_size, weight):
         active = gains >= threshold
         a = np.min(power * gains[active] ** 2 / clip**2)
         error = 4 * clip**2 * np.sum(~active) ** 2
-        error += weight * max(0.0, gains.size**2 / np.sum(active) ** 2 / a - 2 / step_size)
+        error += weight * max(
+            0.0, gains.size**2 / np.sum(active) ** 2 / a - 2 / step_size
+        )
         if best is None or error < best[0] * (1 - 1e-12):
             best = (error, threshold)
     return best
@@ -84,7 +106,9 @@ def test_thresholds_against_brute_force(seed, devices, snr_db, clip, step_size, 
     gains = np.abs(generator.standard_normal((4, devices))) * 0.1
     gains[2:] = np.round(gains[2:], 1) + 0.1  # ties
     power = 5 * 10 ** (snr_db / 10)
-    made = threshold_schedule(gains, np.full(devices, clip), power * gains**2 / clip**2, step_size, weight)
+    made = threshold_schedule(
+        gains, np.full(devices, clip), power * gains**2 / clip**2, step_size, weight
+    )
     for row, threshold, active in zip(gains, made.threshold, made.active, strict=True):
         error, _ = brute_threshold(row, clip, power, step_size, weight)
         a = np.min(power * row[active] ** 2 / clip**2)
@@ -97,20 +121,34 @@ def test_thresholds_against_brute_force(seed, devices, snr_db, clip, step_size, 
 
 def test_of_equally_good_thresholds_the_one_with_more_devices():
     """Silence costs 4 here, and so does the excess noise of the second device: both send."""
-    made = threshold_schedule(np.array([[1.0, 0.5]]), np.ones(2), np.array([[1.0, 0.125]]), 0.5, 1.0)
+    made = threshold_schedule(
+        np.array([[1.0, 0.5]]), np.ones(2), np.array([[1.0, 0.125]]), 0.5, 1.0
+    )
     assert made.active.tolist() == [[True, True]]
 
 
 def test_equal_gains_mean_everyone():
-    made = threshold_schedule(np.full((1, 4), 0.1), np.ones(4), np.full((1, 4), 1e-9), 0.1, 1.0)
+    made = threshold_schedule(
+        np.full((1, 4), 0.1), np.ones(4), np.full((1, 4), 1e-9), 0.1, 1.0
+    )
     assert made.active.all()
 
 
 def test_participation_error_reduces_to_lemma_1():
-    active = np.array([[True, True, False, False], [True, True, True, True], [True, False, False, False]])
-    np.testing.assert_allclose(participation_error(np.full(4, 3.0), active), [4 * 9 * 4, 0, 4 * 9 * 9])
+    active = np.array(
+        [
+            [True, True, False, False],
+            [True, True, True, True],
+            [True, False, False, False],
+        ]
+    )
+    np.testing.assert_allclose(
+        participation_error(np.full(4, 3.0), active), [4 * 9 * 4, 0, 4 * 9 * 9]
+    )
     # Unequal bounds: silent ones are missed, active ones are overweighted by (K − K_a)/K_a.
-    assert participation_error(np.array([1.0, 2.0, 3.0, 4.0]), active)[0] == pytest.approx((7 + 3) ** 2)
+    assert participation_error(np.array([1.0, 2.0, 3.0, 4.0]), active)[
+        0
+    ] == pytest.approx((7 + 3) ** 2)
 
 
 def printed_and_corrected(post):
@@ -128,7 +166,11 @@ def printed_and_corrected(post):
         for which in ("paper", "corrected")
     }
     np.testing.assert_allclose(plans["paper"].gain, plans["corrected"].gain, rtol=1e-12)
-    return plans["paper"].bound[-1], plans["corrected"].bound[-1], wflmc.exact_w2_sq(post, plans["paper"])[-1]
+    return (
+        plans["paper"].bound[-1],
+        plans["corrected"].bound[-1],
+        wflmc.exact_w2_sq(post, plans["paper"])[-1],
+    )
 
 
 def test_the_printed_bound_fails_and_the_corrected_one_holds(posterior):
@@ -140,7 +182,9 @@ def test_the_printed_bound_fails_and_the_corrected_one_holds(posterior):
 
 def test_how_far_the_printed_bound_fails_on_the_authors_data(paper_posterior):
     wanted = (0.401, 1.918, 0.482)
-    np.testing.assert_allclose(printed_and_corrected(paper_posterior), wanted, atol=5e-4)
+    np.testing.assert_allclose(
+        printed_and_corrected(paper_posterior), wanted, atol=5e-4
+    )
 
 
 @pytest.mark.parametrize("power", ["optimized", "equal", "no-dp", "noiseless"])
@@ -164,5 +208,8 @@ def test_corrected_thresholds_weigh_noise_m_times():
     generator = np.random.default_rng(0)
     gains = np.abs(generator.standard_normal((50, 20))) * 0.1
     cap = 100 * gains**2
-    few, many = (threshold_schedule(gains, np.ones(20), cap, 0.1, weight).active.sum() for weight in (50.0, 1.0))
+    few, many = (
+        threshold_schedule(gains, np.ones(20), cap, 0.1, weight).active.sum()
+        for weight in (50.0, 1.0)
+    )
     assert few < many

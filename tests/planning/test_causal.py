@@ -26,7 +26,10 @@ def figure_6(posterior, fading, snr_db, seed=0, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     link = wflmc.Link(fading, snr_db=snr_db, seed=seed)
     return wflmc.plan(
-        posterior, link, PROMISE, **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+        posterior,
+        link,
+        PROMISE,
+        **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords),
     )
 
 
@@ -38,13 +41,18 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
         ratio = []
         for seed in range(count(3, 20)):
             fading = channel.rayleigh(0.01, correlation)
-            made, known = (figure_6(posterior, fading, snr_db, seed, csi=csi) for csi in ("causal", "full"))
+            made, known = (
+                figure_6(posterior, fading, snr_db, seed, csi=csi)
+                for csi in ("causal", "full")
+            )
             assert np.all(made.spent <= PROMISE.budget(30))
             assert made.lower_bound is None
             assert made.gap is None
             ratio.append(made.objective / known.objective)
         assert min(ratio) > 1 - 1e-9
-        assert np.mean(ratio) < (1.2 if FULL else 1.3)  # few channels say little about their mean
+        assert np.mean(ratio) < (
+            1.2 if FULL else 1.3
+        )  # few channels say little about their mean
         every += ratio
     assert np.mean(every) < 1.15
 
@@ -55,20 +63,31 @@ def test_no_device_is_priced_alone(posterior):
         made = figure_6(posterior, channel.rayleigh(0.01), 12, seed, csi="causal")
         assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.3
         far = channel.rayleigh(np.geomspace(0.02, 0.005, 30))
-        made = figure_6(posterior, far, 25, seed, csi="causal", schedule="unbiased", senders=15)
+        made = figure_6(
+            posterior, far, 25, seed, csi="causal", schedule="unbiased", senders=15
+        )
         assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.7
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
 @pytest.mark.parametrize("schedule", ["threshold", "all", "unbiased"])
 @pytest.mark.parametrize(
-    "fading", [channel.rayleigh(0.01), channel.rician(0.01, 2.0, 0.8), channel.rayleigh(0.01, 0.99), None]
+    "fading",
+    [
+        channel.rayleigh(0.01),
+        channel.rician(0.01, 2.0, 0.8),
+        channel.rayleigh(0.01, 0.99),
+        None,
+    ],
 )
 def test_later_channels_change_no_earlier_power(fading, schedule, objective):
     """The same table up to round 12, another one after it; the law may be known or not."""
     target, rounds, seen = Target(1147.0, 1360.0, 5, 6), 24, 12
     generator = np.random.default_rng(3)
-    tables = [np.array((fading or channel.rayleigh(0.01)).draw(generator, rounds, 6)) for _ in range(2)]
+    tables = [
+        np.array((fading or channel.rayleigh(0.01)).draw(generator, rounds, 6))
+        for _ in range(2)
+    ]
     tables[1][:seen] = tables[0][:seen]
     tables[1][seen:] /= 10
     plans = []
@@ -85,7 +104,10 @@ def test_later_channels_change_no_earlier_power(fading, schedule, objective):
                 burn_in=10,
                 samples=14,
                 policy=wflmc.Policy(
-                    csi="causal", schedule=schedule, objective=objective, senders=4 if schedule == "unbiased" else 0
+                    csi="causal",
+                    schedule=schedule,
+                    objective=objective,
+                    senders=4 if schedule == "unbiased" else 0,
                 ),
             )
         )
@@ -100,7 +122,15 @@ def test_never_overspends_in_long_runs(posterior):
         fading = channel.rayleigh(0.01, [0.0, 0.5, 0.9, 0.99][seed % 4])
         schedule = ["threshold", "all", "unbiased"][seed % 3]
         power = ["optimized", "equal"][seed % 5 == 4]
-        made = figure_6(posterior, fading, 5 + seed % 31, seed, csi="causal", schedule=schedule, power=power)
+        made = figure_6(
+            posterior,
+            fading,
+            5 + seed % 31,
+            seed,
+            csi="causal",
+            schedule=schedule,
+            power=power,
+        )
         assert np.all(made.spent <= PROMISE.budget(30))
         assert np.all(made.power_share <= 1 + 1e-12)
 
@@ -110,8 +140,13 @@ def test_never_overspends_in_short_runs():
     for seed in range(count(80, 10_000)):
         devices, rounds = generator.integers(1, 6), generator.integers(1, 8)
         target = Target(3.0, 20.0, 2, int(devices))
-        promise = wflmc.Privacy(list(10 ** generator.uniform(-1, 1.5, devices)), 0.01, 2.0)
-        fading = channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices)), generator.choice([0.0, 0.7, 1.0]))
+        promise = wflmc.Privacy(
+            list(10 ** generator.uniform(-1, 1.5, devices)), 0.01, 2.0
+        )
+        fading = channel.rayleigh(
+            list(10 ** generator.uniform(-3, 0, devices)),
+            generator.choice([0.0, 0.7, 1.0]),
+        )
         made = wflmc.plan(
             target,
             wflmc.Link(fading, snr_db=generator.uniform(0, 40), seed=seed),
@@ -136,7 +171,9 @@ def test_limits_hold_on_any_channel(case, power):
     plan = make(target, h, power=power, csi="causal", **keywords)
     check_limits(plan, h, keywords["snr_db"], keywords["clip"])
     known = make(target, h, **keywords)
-    np.testing.assert_array_equal(plan.weight, known.weight)  # thresholds look at the present round alone
+    np.testing.assert_array_equal(
+        plan.weight, known.weight
+    )  # thresholds look at the present round alone
     assert plan.objective >= known.objective * (1 - 1e-6)
 
 
@@ -146,11 +183,16 @@ def test_permuting_devices_permutes_the_plan(case, random):
     target, h, keywords = case
     order = list(range(target.devices))
     random.shuffle(order)
-    first, second = (make(target, table, csi="causal", power="equal", **keywords) for table in (h, h[:, order]))
+    first, second = (
+        make(target, table, csi="causal", power="equal", **keywords)
+        for table in (h, h[:, order])
+    )
     np.testing.assert_allclose(first.gain, second.gain, rtol=1e-9)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
     # The optimum is found to TOLERANCE alone, and differs by as much.
-    first, second = (make(target, table, csi="causal", **keywords) for table in (h, h[:, order]))
+    first, second = (
+        make(target, table, csi="causal", **keywords) for table in (h, h[:, order])
+    )
     np.testing.assert_allclose(first.objective, second.objective, rtol=2e-2)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
 
@@ -159,25 +201,45 @@ def test_permuting_devices_permutes_the_plan(case, random):
 def test_on_a_constant_channel_nothing_is_lost(posterior, samples):
     """There the present says all: as good as the plan that knows everything, to the solver's tolerance."""
     for fading in (channel.static(1e-4), channel.rayleigh(0.01, correlation=1.0)):
-        plans = [figure_6(posterior, fading, 25, samples=samples, csi=csi) for csi in ("causal", "full")]
+        plans = [
+            figure_6(posterior, fading, 25, samples=samples, csi=csi)
+            for csi in ("causal", "full")
+        ]
         assert plans[0].objective == pytest.approx(plans[1].objective, rel=1e-3)
 
 
 def test_equal_shares_what_is_left():
     h = np.array([[1, 1e-4], [1, 1e-4], [1, 1], [1, 1]])
     target = Target(1.0, 2.0, 3, 2)
-    keywords = {"step_size": 0.3, "burn_in": 0, "samples": 4, "power": "equal", "csi": "causal"}
-    plan = make(target, h, snr_db=50, clip=1.0, epsilon=0.1, schedule="threshold", **keywords)
+    keywords = {
+        "step_size": 0.3,
+        "burn_in": 0,
+        "samples": 4,
+        "power": "equal",
+        "csi": "causal",
+    }
+    plan = make(
+        target, h, snr_db=50, clip=1.0, epsilon=0.1, schedule="threshold", **keywords
+    )
     budget = plan.privacy.budget(1)[0]
     np.testing.assert_allclose(plan.loss.max(-1), budget / 4, rtol=1e-9)
-    busy = make(target, h[[2, 2, 0, 0]][:, ::-1], snr_db=50, clip=1.0, epsilon=0.1, schedule="threshold", **keywords)
+    busy = make(
+        target,
+        h[[2, 2, 0, 0]][:, ::-1],
+        snr_db=50,
+        clip=1.0,
+        epsilon=0.1,
+        schedule="threshold",
+        **keywords,
+    )
     np.testing.assert_allclose(busy.loss.max(-1), budget / 4, rtol=1e-9)
 
 
 def test_schemes_that_look_at_no_other_round_stay_as_they_are(posterior):
     for power in ("no-dp", "noiseless-dp", "noiseless"):
         first, second = (
-            figure_6(posterior, channel.rayleigh(0.01), 20, power=power, csi=csi) for csi in ("full", "causal")
+            figure_6(posterior, channel.rayleigh(0.01), 20, power=power, csi=csi)
+            for csi in ("full", "causal")
         )
         np.testing.assert_array_equal(first.gain, second.gain)
 
@@ -187,13 +249,17 @@ def test_a_limit_on_noise_is_kept_or_refused(posterior):
     step = 1.0 / (posterior.mu + posterior.L)
     keywords = {"csi": "causal", "step_size": step}
     free = figure_6(posterior, channel.rayleigh(0.01), 30, **keywords)
-    held = figure_6(posterior, channel.rayleigh(0.01), 30, max_round_noise=limit, **keywords)
+    held = figure_6(
+        posterior, channel.rayleigh(0.01), 30, max_round_noise=limit, **keywords
+    )
     reach = limit * step * held.clip.sum() * (1 + 1e-9)
     assert np.sqrt(free.dim * free.noise_variance).max() > reach
     assert np.sqrt(held.dim * held.noise_variance).max() <= reach
     assert np.all(held.spent <= PROMISE.budget(30))
     with pytest.raises(InputError, match="max_round_noise"):
-        figure_6(posterior, channel.rayleigh(0.01), 30, max_round_noise=0.01, **keywords)
+        figure_6(
+            posterior, channel.rayleigh(0.01), 30, max_round_noise=0.01, **keywords
+        )
 
 
 def test_what_is_refused(posterior):
@@ -204,8 +270,17 @@ def test_what_is_refused(posterior):
 
 
 def test_a_thousand_rounds(posterior):
-    made = figure_6(posterior, channel.rayleigh(0.01, 0.9), 20, burn_in=500, samples=500, csi="causal")
-    known = figure_6(posterior, channel.rayleigh(0.01, 0.9), 20, burn_in=500, samples=500)
+    made = figure_6(
+        posterior,
+        channel.rayleigh(0.01, 0.9),
+        20,
+        burn_in=500,
+        samples=500,
+        csi="causal",
+    )
+    known = figure_6(
+        posterior, channel.rayleigh(0.01, 0.9), 20, burn_in=500, samples=500
+    )
     assert made.objective < 1.5 * known.objective
     assert np.all(made.spent <= PROMISE.budget(30))
 
@@ -219,7 +294,9 @@ def test_commands(tmp_path, call, plan_of, schedule):
     assert made["lower_bound"] is None
     assert made["gap"] is None
     (tmp_path / "plan.json").write_text(json.dumps(made))
-    code, _, err = call("run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "a")
+    code, _, err = call(
+        "run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "a"
+    )
     assert code == 0, err
     code, _, err = call("run", path, "--out", tmp_path / "b")
     assert code == 0, err
@@ -228,6 +305,8 @@ def test_commands(tmp_path, call, plan_of, schedule):
     code, _, err = call("run", "--resume", tmp_path / "b", "--more", 3)
     assert code == 0, err
     longer = json.loads((tmp_path / "b" / "plan.json").read_text())
-    np.testing.assert_allclose(longer["gain"][: len(made["gain"])], made["gain"], rtol=1e-12)
+    np.testing.assert_allclose(
+        longer["gain"][: len(made["gain"])], made["gain"], rtol=1e-12
+    )
     assert len(longer["gain"]) == len(made["gain"]) + 3
     assert longer["privacy"]["spent_max"] <= longer["privacy"]["budget"]

@@ -28,10 +28,23 @@ LINK = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
 PRIVACY = wflmc.Privacy(15, 0.01, 30)
 
 
-def planned(posterior, link=LINK, privacy=PRIVACY, burn_in=50, samples=50, factor=0.4, **keywords):
+def planned(
+    posterior,
+    link=LINK,
+    privacy=PRIVACY,
+    burn_in=50,
+    samples=50,
+    factor=0.4,
+    **keywords,
+):
     step = factor / (posterior.mu + posterior.L)
     keywords = {"objective": "exact", **keywords}
-    return wflmc.plan(posterior, link, privacy, **grouped(step_size=step, burn_in=burn_in, samples=samples, **keywords))
+    return wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        **grouped(step_size=step, burn_in=burn_in, samples=samples, **keywords),
+    )
 
 
 def worst(posterior, plan):
@@ -39,7 +52,9 @@ def worst(posterior, plan):
 
 
 @pytest.mark.parametrize("power", list(wflmc.planning.POLICIES))
-@pytest.mark.parametrize("privacy", [PRIVACY, wflmc.Privacy(clip=30)], ids=["private", "open"])
+@pytest.mark.parametrize(
+    "privacy", [PRIVACY, wflmc.Privacy(clip=30)], ids=["private", "open"]
+)
 def test_objective_is_the_law(small, power, privacy):
     made = planned(small, power=power, privacy=privacy, burn_in=9, samples=8)
     assert made.objective == pytest.approx(worst(small, made), rel=1e-9)
@@ -51,19 +66,28 @@ def test_objective_is_the_law(small, power, privacy):
         assert np.all(made.spent <= privacy.budget(5))
     else:
         assert made.lower_bound is None
-        bound = planned(small, power=power, privacy=privacy, burn_in=9, samples=8, objective="worst")
+        bound = planned(
+            small, power=power, privacy=privacy, burn_in=9, samples=8, objective="worst"
+        )
         assert np.array_equal(bound.gain, made.gain)
         assert np.array_equal(bound.server_noise, made.server_noise)
     looked = power in ("optimized", "noiseless-dp")
-    assert any("oracle" in text for text in made.warnings) == (looked and privacy.epsilon is not None)
+    assert any("oracle" in text for text in made.warnings) == (
+        looked and privacy.epsilon is not None
+    )
 
 
 def figure_6(posterior):
     """The exact law's worst distance at 30 dB, planned for itself and for the bound: means over five channels."""
     made = [planned(posterior, replace(LINK, seed=seed)) for seed in range(5)]
     assert max(plan.gap for plan in made) < 1e-8
-    bound = [planned(posterior, replace(LINK, seed=seed), objective="worst") for seed in range(5)]
-    return [np.mean([worst(posterior, plan) for plan in plans]) for plans in (made, bound)]
+    bound = [
+        planned(posterior, replace(LINK, seed=seed), objective="worst")
+        for seed in range(5)
+    ]
+    return [
+        np.mean([worst(posterior, plan) for plan in plans]) for plans in (made, bound)
+    ]
 
 
 def test_figure_6_is_far_below_the_bounds_optimum(posterior):
@@ -93,7 +117,9 @@ def test_devices_have_no_order(few):
         name: getattr(few, name)[order] for name in ("hessian", "linear", "sizes", "features", "target")
     })  # fmt: skip
     one = planned(few, wflmc.Link(channel.from_array(gains), 25), privacy, 18, 12)
-    two = planned(mixed, wflmc.Link(channel.from_array(gains[:, order]), 25), turned, 18, 12)
+    two = planned(
+        mixed, wflmc.Link(channel.from_array(gains[:, order]), 25), turned, 18, 12
+    )
     assert one.objective == pytest.approx(two.objective, rel=1e-7)
     assert one.gain == pytest.approx(two.gain, rel=1e-3)
     assert one.active_devices.min() < 6
@@ -101,19 +127,40 @@ def test_devices_have_no_order(few):
 
 def test_more_never_hurts(few):
     link = wflmc.Link(channel.static(1e-4), snr_db=25)
-    values = [planned(few, link, wflmc.Privacy(e, 0.01, 30), 18, 12).objective for e in (2, 4, 8, 16, 32)]
-    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
-    values = [planned(few, replace(link, snr_db=x), burn_in=18, samples=12).objective for x in (10, 20, 30, 60)]
-    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
+    values = [
+        planned(few, link, wflmc.Privacy(e, 0.01, 30), 18, 12).objective
+        for e in (2, 4, 8, 16, 32)
+    ]
+    assert all(
+        later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values)
+    )
+    values = [
+        planned(few, replace(link, snr_db=x), burn_in=18, samples=12).objective
+        for x in (10, 20, 30, 60)
+    ]
+    assert all(
+        later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values)
+    )
 
 
 @pytest.mark.parametrize("samples", [1, 6])
 def test_static_channels_and_single_samples(few, samples):
-    made = planned(few, wflmc.Link(channel.static(1e-4), snr_db=35), wflmc.Privacy(8, 0.01, 30), 24, samples)
+    made = planned(
+        few,
+        wflmc.Link(channel.static(1e-4), snr_db=35),
+        wflmc.Privacy(8, 0.01, 30),
+        24,
+        samples,
+    )
     assert made.regime is None
     assert made.gap <= 1e-6
     bound = planned(
-        few, wflmc.Link(channel.static(1e-4), snr_db=35), wflmc.Privacy(8, 0.01, 30), 24, samples, objective="worst"
+        few,
+        wflmc.Link(channel.static(1e-4), snr_db=35),
+        wflmc.Privacy(8, 0.01, 30),
+        24,
+        samples,
+        objective="worst",
     )
     assert worst(few, made) < worst(few, bound)
     assert made.objective == pytest.approx(worst(few, made), rel=1e-9)
@@ -146,7 +193,9 @@ def test_without_privacy_noise_stays_near_langevins(posterior):
     """Wild early noise could do as well by the law, and would lose chains that clip."""
     made = planned(posterior, privacy=wflmc.Privacy(clip=30))
     assert np.all(made.noise_variance <= 4 * made.step_size * (1 + 1e-9))
-    assert made.objective < 0.1 * worst(posterior, planned(posterior, power="noiseless"))
+    assert made.objective < 0.1 * worst(
+        posterior, planned(posterior, power="noiseless")
+    )
     assert not made.warnings
 
 
@@ -160,7 +209,13 @@ def test_one_parameter_reaches_the_posterior_to_rounding():
 
 def test_silent_devices_cost_what_the_law_says(small):
     """Unlike devices and deep fades: thresholds silence some, and the law sees the shifted mean."""
-    made = planned(small, wflmc.Link(channel.rayleigh(0.01), snr_db=15), burn_in=12, samples=10, factor=0.2)
+    made = planned(
+        small,
+        wflmc.Link(channel.rayleigh(0.01), snr_db=15),
+        burn_in=12,
+        samples=10,
+        factor=0.2,
+    )
     assert made.active_devices.min() < 5
     assert made.objective == pytest.approx(worst(small, made), rel=1e-9)
     assert made.gap <= 1e-6
@@ -170,14 +225,32 @@ def test_a_proxy_stands_in_for_the_data(posterior):
     proxy = Proxy(precision=1201.0, mean_sq=2.0)
     made, oracle = planned(posterior, proxy=proxy), planned(posterior)
     assert not any("oracle" in text for text in made.warnings)
-    assert worst(posterior, oracle) < worst(posterior, made) < 1.25 * worst(posterior, oracle)
-    assert worst(posterior, made) < 0.5 * worst(posterior, planned(posterior, objective="worst"))
+    assert (
+        worst(posterior, oracle)
+        < worst(posterior, made)
+        < 1.25 * worst(posterior, oracle)
+    )
+    assert worst(posterior, made) < 0.5 * worst(
+        posterior, planned(posterior, objective="worst")
+    )
     assert made.gap <= 1e-6
     each = Proxy(precision=np.full(5, 1201.0), mean_sq=np.full(5, 0.4))
-    assert planned(posterior, proxy=each).objective == pytest.approx(made.objective, rel=1e-9)
-    exact = planned(posterior, wflmc.Link(channel.static(0.01), 30), proxy=Proxy(1201.0), init="zero", burn_in=5)
+    assert planned(posterior, proxy=each).objective == pytest.approx(
+        made.objective, rel=1e-9
+    )
+    exact = planned(
+        posterior,
+        wflmc.Link(channel.static(0.01), 30),
+        proxy=Proxy(1201.0),
+        init="zero",
+        burn_in=5,
+    )
     assert exact.gap <= 1e-6
-    for wrong in (Proxy(precision=[1.0, 2.0]), Proxy(precision=-1.0), Proxy(1.0, mean_sq=np.nan)):
+    for wrong in (
+        Proxy(precision=[1.0, 2.0]),
+        Proxy(precision=-1.0),
+        Proxy(1.0, mean_sq=np.nan),
+    ):
         with pytest.raises(wflmc.InputError, match="proxy"):
             planned(posterior, proxy=wrong)
 
@@ -187,46 +260,73 @@ def test_proxy_of_the_truth_is_the_truth(few):
     values, vectors = np.linalg.eigh(np.linalg.inv(few.covariance))
     proxy = Proxy(precision=values, mean_sq=(vectors.T @ few.mean) ** 2)
     link = wflmc.Link(channel.static(1e-4), snr_db=35)
-    made, known = planned(few, link, burn_in=9, samples=6, proxy=proxy), planned(few, link, burn_in=9, samples=6)
+    made, known = (
+        planned(few, link, burn_in=9, samples=6, proxy=proxy),
+        planned(few, link, burn_in=9, samples=6),
+    )
     assert made.objective == pytest.approx(known.objective, rel=1e-7)
 
 
 def test_softmax_plans_by_its_laplace_approximation():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=200, dim=3, classes=3)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 4, examples=200, dim=3, classes=3
+    )
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=25)
     made = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0)
     assert made.gap <= 1e-6
     response = posterior.response(made.motion, 20)
-    assert made.objective == pytest.approx(distances(response)(made.noise_variance).max(), rel=1e-12)
+    assert made.objective == pytest.approx(
+        distances(response)(made.noise_variance).max(), rel=1e-12
+    )
     mode, variance = posterior.laplace
     assert response.times @ response.target == pytest.approx(variance.sum(), rel=1e-9)
     none = posterior.response(Motion(np.full(1, 1e-30), np.ones((1, 4))), 0)
     assert none.shift[0] == pytest.approx(mode @ mode, rel=1e-4)
-    bound = planned(posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0, objective="average")
+    bound = planned(
+        posterior, link, wflmc.Privacy(20, 0.01, 30), 20, 10, 1.0, objective="average"
+    )
     assert made.objective < distances(response)(bound.noise_variance).max()
 
 
 def test_going_on_from_a_plan(few):
     """Planning the rest after a plan sees the law that the plan has left, not the start again."""
     first = planned(few, burn_in=10, samples=5)
-    rest = planned(few, burn_in=0, samples=6, start=15, ledger=0.5 * first.spent, before=first)
+    rest = planned(
+        few, burn_in=0, samples=6, start=15, ledger=0.5 * first.spent, before=first
+    )
     both = few.law(
         np.append(first.step_size, rest.step_size),
         np.concatenate([first.weight, rest.weight]),
         np.append(first.noise_variance, rest.noise_variance),
     )
-    assert rest.objective == pytest.approx(w2_squared(both, few.exact)[15:].max(), rel=1e-9)
+    assert rest.objective == pytest.approx(
+        w2_squared(both, few.exact)[15:].max(), rel=1e-9
+    )
     whole = few.response(
-        Motion(np.append(first.step_size, rest.step_size), np.concatenate([first.weight, rest.weight])), 15
+        Motion(
+            np.append(first.step_size, rest.step_size),
+            np.concatenate([first.weight, rest.weight]),
+        ),
+        15,
     )
     later = continued(whole, first.noise_variance)
-    assert distances(later)(rest.noise_variance) == pytest.approx(w2_squared(both, few.exact)[15:], rel=1e-8)
+    assert distances(later)(rest.noise_variance) == pytest.approx(
+        w2_squared(both, few.exact)[15:], rel=1e-8
+    )
 
 
 def test_plans_by_the_hundred_are_the_same(few):
     links = [replace(LINK, seed=seed) for seed in range(3)]
     step = 0.4 / (few.mu + few.L)
-    many = plan_many(few, links, PRIVACY, step_size=step, burn_in=9, samples=6, policy=wflmc.Policy(objective="exact"))
+    many = plan_many(
+        few,
+        links,
+        PRIVACY,
+        step_size=step,
+        burn_in=9,
+        samples=6,
+        policy=wflmc.Policy(objective="exact"),
+    )
     for link, made in zip(links, many, strict=True):
         assert np.array_equal(made.gain, planned(few, link, burn_in=9, samples=6).gain)
 
@@ -244,10 +344,20 @@ def test_what_it_cannot_do_it_says(few, small):
         planned(Unknown())
     assert planned(Unknown(), proxy=Proxy(60.0)).gap <= 1e-6
     with pytest.raises(wflmc.InputError, match="memory"):
-        planned(wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=9, dim=200), burn_in=50, samples=100)
+        planned(
+            wflmc.gaussian_regression(
+                jax.random.key(0), devices=2, examples=9, dim=200
+            ),
+            burn_in=50,
+            samples=100,
+        )
     size = np.repeat([1.0, 9.0], 20)[:, None]
     unlike = wflmc.gaussian_regression(
-        jax.random.key(0), devices=2, X=size * few.features.reshape(-1, 5)[:40], y=np.ones(40), partition="blocks"
+        jax.random.key(0),
+        devices=2,
+        X=size * few.features.reshape(-1, 5)[:40],
+        y=np.ones(40),
+        partition="blocks",
     )
     only_one = wflmc.Link(channel.from_array(np.tile([1e-9, 1.0], (900, 1))), 10)
     with pytest.raises(wflmc.InputError, match="diverges"):
@@ -258,9 +368,13 @@ def test_what_it_cannot_do_it_says(few, small):
 
 
 def test_plan_run_read_back_and_more(tmp_path, call, plan_of, scenario):
-    settings = with_set([*FADING, "policy.objective=exact", "sampler.burn_in=15", "sampler.samples=8"])
+    settings = with_set(
+        [*FADING, "policy.objective=exact", "sampler.burn_in=15", "sampler.samples=8"]
+    )
     document = plan_of(scenario, *settings)
-    assert document["objective"] == pytest.approx(max(document["exact_w2_sq"][15:]), rel=1e-9)
+    assert document["objective"] == pytest.approx(
+        max(document["exact_w2_sq"][15:]), rel=1e-9
+    )
     assert document["gap"] < 1e-6
     code, out, _ = call("plan", scenario, *settings)
     assert code == 0
@@ -282,7 +396,13 @@ def test_plan_run_read_back_and_more(tmp_path, call, plan_of, scenario):
 
 
 def test_more_rounds_go_on_from_the_law_of_those_before(tmp_path, call, scenario):
-    settings = [*FADING, "policy.objective=exact", "sampler.burn_in=25", "sampler.samples=8", "privacy.epsilon=400"]
+    settings = [
+        *FADING,
+        "policy.objective=exact",
+        "sampler.burn_in=25",
+        "sampler.samples=8",
+        "privacy.epsilon=400",
+    ]
     folder = tmp_path / "run"
     assert call("run", scenario, *with_set(settings), "--out", folder)[0] == 0
     before = plan_file(folder)
@@ -291,8 +411,12 @@ def test_more_rounds_go_on_from_the_law_of_those_before(tmp_path, call, scenario
     longer = plan_file(folder)
     assert longer["gain"][:33] == before["gain"]
     assert np.all(np.array(longer["privacy"]["spent"]) <= longer["privacy"]["budget"])
-    assert max(longer["exact_w2_sq"][33:]) < 1.6 * before["objective"]  # 1.36 times; 1.94 if it began at the prior
-    assert longer["objective"] == pytest.approx(max(longer["exact_w2_sq"][25:]), rel=1e-9)
+    assert (
+        max(longer["exact_w2_sq"][33:]) < 1.6 * before["objective"]
+    )  # 1.36 times; 1.94 if it began at the prior
+    assert longer["objective"] == pytest.approx(
+        max(longer["exact_w2_sq"][25:]), rel=1e-9
+    )
 
 
 def plan_file(folder):

@@ -44,7 +44,9 @@ def draw(seed, most_rounds=30, most_dim=4, tight=None, limited=None) -> Case:
     scale = devices / active.sum(1)
     matrix = np.eye(dim) - eta * np.tensordot(active * scale[:, None], hessian, 1)
     start = Gaussian(rng.standard_normal(dim), float(rng.integers(2)) * np.eye(dim))
-    chain = LinearChain(start, matrix, np.zeros((rounds, dim)), np.eye(dim), np.eye(dim))
+    chain = LinearChain(
+        start, matrix, np.zeros((rounds, dim)), np.eye(dim), np.eye(dim)
+    )
     response = chain.response(burn_in, Gaussian(np.zeros(dim), np.linalg.inv(total)))
     low = 2 * eta * 10 ** rng.uniform(-2, 0.5, rounds)
     cost = (eta * scale) ** 2
@@ -54,14 +56,29 @@ def draw(seed, most_rounds=30, most_dim=4, tight=None, limited=None) -> Case:
     if rng.random() < 0.3 if limited is None else limited:
         high = np.maximum(cost * rounds / (rng.uniform(0.1, 0.9) * budget.min()), low)
         budget = np.maximum(budget, 1.01 * (cost / high) @ active)
-    return Case(response, cost, low, high, active, budget, np.minimum(high, 2 * np.maximum(low, 2 * eta)))
+    return Case(
+        response,
+        cost,
+        low,
+        high,
+        active,
+        budget,
+        np.minimum(high, 2 * np.maximum(low, 2 * eta)),
+    )
 
 
 def by_law(case: Case, v):
     """The worst W2² by the general formula."""
     r = case.response
-    law = Gaussian(np.zeros(r.covariance.shape[:2]), r.covariance + np.einsum("s,usij->uij", v, r.effect))
-    return float((r.shift + w2_squared(law, Gaussian(np.zeros(r.target.shape[0]), r.target))).max())
+    law = Gaussian(
+        np.zeros(r.covariance.shape[:2]),
+        r.covariance + np.einsum("s,usij->uij", v, r.effect),
+    )
+    return float(
+        (
+            r.shift + w2_squared(law, Gaussian(np.zeros(r.target.shape[0]), r.target))
+        ).max()
+    )
 
 
 def is_feasible(case: Case, v):
@@ -81,7 +98,9 @@ def clarabel(case: Case) -> float:
     cp = pytest.importorskip("cvxpy")
     r, rounds = case.response, case.low.size
     use = case.active.T * case.cost / case.budget[:, None]
-    unit_v = max(float(np.median(case.low)), float(use.sum(1).max()))  # the same noise in all rounds, all budgets kept
+    unit_v = max(
+        float(np.median(case.low)), float(use.sum(1).max())
+    )  # the same noise in all rounds, all budgets kept
     unit = float(np.trace(r.target)) / r.target.shape[0]
     v, t = cp.Variable(rounds), cp.Variable()
     limits = [v >= case.low / unit_v, (use / unit_v) @ cp.inv_pos(v) <= 1]
@@ -89,7 +108,9 @@ def clarabel(case: Case) -> float:
     if finite.any():
         limits.append(v[finite] <= case.high[finite] / unit_v)
     for u in range(r.shift.size):
-        C = r.covariance[u] / unit + sum(v[s] * (r.effect[u, s] * unit_v / unit) for s in range(rounds))
+        C = r.covariance[u] / unit + sum(
+            v[s] * (r.effect[u, s] * unit_v / unit) for s in range(rounds)
+        )
         Y, target = cp.Variable(r.target.shape), r.target / unit
         limits += [
             cp.bmat([[C, Y], [Y.T, target]]) >> 0,
@@ -149,7 +170,11 @@ def test_no_feasible_noise_goes_below_the_certificate(seed):
     found = solve(*case)
     rounding = 1e-13 * np.trace(case.response.target)
     for near in (0.0, 0.01, 0.3, 2.0):
-        v = np.clip(found.v * np.exp(near * rng.standard_normal(found.v.size)), case.low, np.minimum(case.high, 1e9))
+        v = np.clip(
+            found.v * np.exp(near * rng.standard_normal(found.v.size)),
+            case.low,
+            np.minimum(case.high, 1e9),
+        )
         over = float(np.max((case.cost / v) @ case.active / case.budget))
         v = np.minimum(v * max(1.0, over * (1 + 1e-12)), case.high)
         if is_feasible(case, v):
@@ -187,7 +212,9 @@ def test_derivatives_against_differences():
     eigen = np.linalg.eigvalsh(np.linalg.inv(case.response.target))
     size = case.low.size
     motion = Motion(np.full(size, 1e-3), np.ones((size, 2)))
-    like = diagonal_response(np.repeat(eigen, 2), np.repeat(eigen, 2) ** 0, 1.0, motion, 0)
+    like = diagonal_response(
+        np.repeat(eigen, 2), np.repeat(eigen, 2) ** 0, 1.0, motion, 0
+    )
     for response in (case.response, like):
         distance = distances(response)
         v, step = case.low * 3, case.low * rng.standard_normal(size)
@@ -195,8 +222,14 @@ def test_derivatives_against_differences():
         h = 1e-4
         up, down = distance(v + h * step), distance(v - h * step)
         assert distance(v) == pytest.approx(F, rel=1e-12)
-        assert (up - down) / (2 * h) == pytest.approx(gradient @ step, rel=1e-6, abs=1e-9)
-        curve = (distance.expand(v + h * step)[1] - distance.expand(v - h * step)[1]) @ step / (2 * h)
+        assert (up - down) / (2 * h) == pytest.approx(
+            gradient @ step, rel=1e-6, abs=1e-9
+        )
+        curve = (
+            (distance.expand(v + h * step)[1] - distance.expand(v - h * step)[1])
+            @ step
+            / (2 * h)
+        )
         assert curve == pytest.approx(((step @ root) ** 2).sum(-1), rel=1e-5, abs=1e-10)
 
 
@@ -212,7 +245,10 @@ def test_equal_eigenvalues_are_one_matter():
     short = diagonal_response(precision, mean_sq, 1.0, Motion(eta, ones), 9)
     assert short.times.tolist() == [2, 1, 1]
     limits = np.full(rounds, 0.0025), np.full(rounds, 0.01), np.full(rounds, np.inf)
-    answers = [solve(r, *limits, ones > 0, np.array([0.2, 0.3, 0.25]), np.full(rounds, 0.2)) for r in (full, short)]
+    answers = [
+        solve(r, *limits, ones > 0, np.array([0.2, 0.3, 0.25]), np.full(rounds, 0.2))
+        for r in (full, short)
+    ]
     assert answers[0].value == pytest.approx(answers[1].value, rel=1e-8)
     assert answers[0].v == pytest.approx(answers[1].v, rel=1e-3)
 

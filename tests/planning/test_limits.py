@@ -36,9 +36,14 @@ def unlike_devices(draw):
         "record" if record else "device", each(0.5, 80) if record else None,
     )  # fmt: skip
     link = wflmc.Link(
-        channel.rayleigh(0.01), each(-5, 40), seed=draw(st.integers(0, 99)), csi_error=draw(st.sampled_from([0.0, 0.1]))
+        channel.rayleigh(0.01),
+        each(-5, 40),
+        seed=draw(st.integers(0, 99)),
+        csi_error=draw(st.sampled_from([0.0, 0.1])),
     )
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=devices, examples=60)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=devices, examples=60
+    )
     options = {
         "step_size": draw(st.floats(0.05, 1)) / (posterior.mu + posterior.L), "burn_in": draw(st.integers(0, 12)),
         "samples": draw(st.integers(1, 8)), "schedule": draw(st.sampled_from(["threshold", "all"])),
@@ -46,7 +51,9 @@ def unlike_devices(draw):
     return posterior, link, promise, options
 
 
-@given(unlike_devices(), st.sampled_from(["optimized", "equal", "no-dp", "noiseless-dp"]))
+@given(
+    unlike_devices(), st.sampled_from(["optimized", "equal", "no-dp", "noiseless-dp"])
+)
 def test_no_device_overspends_its_own_limits(case, power):
     posterior, link, promise, options = case
     plan = wflmc.plan(posterior, link, promise, **grouped(power=power, **options))
@@ -61,12 +68,15 @@ def test_no_device_overspends_its_own_limits(case, power):
         h = np.abs(link.gains(S, K))
         known = h if plan.received is None else h / plan.received
         power_used = (plan.gain[:, None] * sending * promise.clips(K) / known) ** 2
-        assert np.all(power_used <= plan.dim * link.snr(K) * link.noise_power * (1 + 1e-9))
+        assert np.all(
+            power_used <= plan.dim * link.snr(K) * link.noise_power * (1 + 1e-9)
+        )
     ledger = privacy.Ledger(promise, K, enforced=POLICIES[power].private)
     ledger.charge("run", 0, plan.loss)
     np.testing.assert_allclose(ledger.spent, losses.sum(0), rtol=1e-9)
     each = [
-        float(privacy.epsilon_spent(x, d, promise.accountant)) for x, d in zip(ledger.spent, promise.delta, strict=True)
+        float(privacy.epsilon_spent(x, d, promise.accountant))
+        for x, d in zip(ledger.spent, promise.delta, strict=True)
     ]
     assert plan.epsilon_spent == pytest.approx(max(each), rel=1e-9)
 
@@ -79,7 +89,9 @@ def test_renaming_devices_changes_nothing(case, random):
     gains = link.gains(S, K)
 
     def planned(names):
-        fixed = wflmc.Link(channel.from_array(gains[:, names]), np.asarray(link.snr_db)[names])
+        fixed = wflmc.Link(
+            channel.from_array(gains[:, names]), np.asarray(link.snr_db)[names]
+        )
         own = wflmc.Privacy(
             *(np.asarray(values)[names] for values in (promise.epsilon, promise.delta, promise.clip)),
             promise.accountant, promise.unit,
@@ -121,7 +133,9 @@ def test_thresholds_weigh_each_devices_own_clip():
         on = plan.weight[s] > 0
         a = np.min(m * 10 ** (snr_db[on] / 10) * h[s, on] ** 2 / clip[on] ** 2)
         silent = clip[~on].sum() + (K - on.sum()) / on.sum() * clip[on].sum()
-        assert silent**2 + m * max(0, (K / on.sum()) ** 2 / a - 2 / eta) == pytest.approx(best, rel=1e-9)
+        assert silent**2 + m * max(
+            0, (K / on.sum()) ** 2 / a - 2 / eta
+        ) == pytest.approx(best, rel=1e-9)
         partial += not on.all()
     assert 0 < partial < S
 
@@ -139,7 +153,10 @@ def test_exact_agrees_with_privacy_loss_distributions(losses, delta):
     composed = None
     for loss in losses:
         one = pld.from_gaussian_mechanism(
-            1 / np.sqrt(2 * loss), sensitivity=1.0, value_discretization_interval=interval, use_connect_dots=True
+            1 / np.sqrt(2 * loss),
+            sensitivity=1.0,
+            value_discretization_interval=interval,
+            use_connect_dots=True,
         )
         composed = one if composed is None else composed.compose(one)
     theirs = composed.get_epsilon_for_delta(delta)
@@ -167,7 +184,9 @@ def test_comparison_by_dp_accounting():
 
 def test_exact_budgets_buy_what_is_claimed(posterior):
     """28 % more at (8, 0.01); in figure 6's setting at 30 dB about 1.9 times less exact W2², and never worse."""
-    assert privacy.budget(8, 0.01) / privacy.budget(8, 0.01, "paper") == pytest.approx(1.28, abs=0.005)
+    assert privacy.budget(8, 0.01) / privacy.budget(8, 0.01, "paper") == pytest.approx(
+        1.28, abs=0.005
+    )
     step = 0.4 / (posterior.mu + posterior.L)
     ratios = []
     for seed, snr_db in itertools.product(range(5), (10, 20, 30)):
@@ -186,7 +205,10 @@ def test_exact_budgets_buy_what_is_claimed(posterior):
         }
         assert made["exact"].objective <= made["paper"].objective * (1 + 1e-9)
         if snr_db == 30:
-            worst = {name: exact_w2_sq(posterior, plan)[50:].max() for name, plan in made.items()}
+            worst = {
+                name: exact_w2_sq(posterior, plan)[50:].max()
+                for name, plan in made.items()
+            }
             ratios.append(worst["paper"] / worst["exact"])
     assert np.mean(ratios) == pytest.approx(1.9, abs=0.15)
 
@@ -196,18 +218,26 @@ def test_channels_known_badly_are_paid_for(posterior):
     promise, step = wflmc.Privacy(8, 0.01, 30), 0.4 / (posterior.mu + posterior.L)
     options = {"step_size": step, "burn_in": 20, "samples": 20}
     off = wflmc.Link(channel.rayleigh(0.01), 30, csi_error=0.1)
-    naive = wflmc.plan(posterior, wflmc.Link(channel.rayleigh(0.01), 30), promise, **grouped(**options))
+    naive = wflmc.plan(
+        posterior, wflmc.Link(channel.rayleigh(0.01), 30), promise, **grouped(**options)
+    )
     robust = wflmc.plan(posterior, off, promise, **grouped(**options))
     ratio = off.mismatch(40, 30)
     assert 1 / 1.1 <= ratio.min() < 0.92
     assert 1.1 < ratio.max() <= 1 / 0.9
     budget = promise.budget(30)
     assert np.all(robust.spent <= budget * (1 + 1e-9))
-    real = np.sum(2 * (robust.gain[:, None] * (robust.weight > 0) * robust.received * 30) ** 2, axis=0)
+    real = np.sum(
+        2 * (robust.gain[:, None] * (robust.weight > 0) * robust.received * 30) ** 2,
+        axis=0,
+    )
     assert np.all(real <= robust.spent)
     reality = naive.with_rounds(received=np.full_like(ratio, 1 / 0.9))
     np.testing.assert_allclose(reality.spent, naive.spent / 0.81, rtol=1e-12)
-    with pytest.raises(OverspendError, match=r"device \d+ to a loss of 2\.99\d+|device \d+ to a loss of 3\."):
+    with pytest.raises(
+        OverspendError,
+        match=r"device \d+ to a loss of 2\.99\d+|device \d+ to a loss of 3\.",
+    ):
         wflmc.sample(jax.random.key(0), posterior, reality, 2)
     wflmc.sample(jax.random.key(0), posterior, robust, 2)
 
@@ -225,9 +255,15 @@ def test_what_arrives_is_what_the_law_says(posterior):
         samples=1,
         sampler=wflmc.Sampler(init="zero"),
     )
-    law = posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, "zero")
+    law = posterior.law(
+        plan.step_size, plan.weight_received, plan.noise_variance, "zero"
+    )
     chains = 4000
-    theta = wflmc.sample(jax.random.key(0), posterior, plan, chains).theta[:, 0].astype(float)
+    theta = (
+        wflmc.sample(jax.random.key(0), posterior, plan, chains)
+        .theta[:, 0]
+        .astype(float)
+    )
     error = np.sqrt(np.diag(law.covariance[-1]) / chains)
     assert np.all(np.abs(theta.mean(0) - law.mean[-1]) < 4.5 * error)
     ideal = posterior.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
@@ -235,7 +271,10 @@ def test_what_arrives_is_what_the_law_says(posterior):
 
 
 def test_links_that_make_no_sense():
-    for keywords, key in (({"csi_error": 1.0}, "csi_error"), ({"snr_db": [1.0, 400.0]}, "snr_db")):
+    for keywords, key in (
+        ({"csi_error": 1.0}, "csi_error"),
+        ({"snr_db": [1.0, 400.0]}, "snr_db"),
+    ):
         with pytest.raises(InputError) as error:
             wflmc.Link(channel.rayleigh(), **keywords)
         assert error.value.key == key

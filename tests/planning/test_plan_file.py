@@ -18,8 +18,12 @@ from wflmc.support.errors import InputError
 from wflmc.support.notices import Notice, NoticeCode
 
 DEVICES = 5
-GAUSSIAN = wflmc.gaussian_regression(jax.random.key(0), devices=DEVICES, examples=60, dim=3)
-SOFTMAX = wflmc.softmax_regression(jax.random.key(1), devices=DEVICES, examples=60, dim=2, classes=3)
+GAUSSIAN = wflmc.gaussian_regression(
+    jax.random.key(0), devices=DEVICES, examples=60, dim=3
+)
+SOFTMAX = wflmc.softmax_regression(
+    jax.random.key(1), devices=DEVICES, examples=60, dim=2, classes=3
+)
 POWERS = ("optimized", "equal", "no-dp", "noiseless-dp", "noiseless")
 
 
@@ -28,13 +32,23 @@ def same(first, second):
     if first is None or isinstance(first, str | bool):
         return type(first) is type(second) and first == second
     one, two = np.asarray(first), np.asarray(second)
-    return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
+    return (
+        one.dtype == two.dtype
+        and one.shape == two.shape
+        and one.tobytes() == two.tobytes()
+    )
 
 
 def assert_equal_plans(first, second):
-    for part, kind in (("rounds", Rounds), ("certificate", Certificate), ("context", Context)):
+    for part, kind in (
+        ("rounds", Rounds),
+        ("certificate", Certificate),
+        ("context", Context),
+    ):
         for field in fields(kind):
-            one, two = (getattr(getattr(plan, part), field.name) for plan in (first, second))
+            one, two = (
+                getattr(getattr(plan, part), field.name) for plan in (first, second)
+            )
             if field.name == "notices":
                 assert one == two
             elif field.name == "dynamics":
@@ -62,17 +76,25 @@ def plans(draw):
     if posterior is SOFTMAX and objective == "exact":
         objective = "worst"
     unit = draw(st.sampled_from(["device", "record"]))
-    promise = {"clip": draw(st.sampled_from([30.0, np.linspace(20.0, 30.0, DEVICES)])), "unit": unit}
+    promise = {
+        "clip": draw(st.sampled_from([30.0, np.linspace(20.0, 30.0, DEVICES)])),
+        "unit": unit,
+    }
     if unit == "record":
         promise["example_clip"] = 10.0
     if draw(st.booleans()):
-        promise |= {"epsilon": draw(st.sampled_from([8.0, np.linspace(6.0, 9.0, DEVICES)])), "delta": 0.01}
+        promise |= {
+            "epsilon": draw(st.sampled_from([8.0, np.linspace(6.0, 9.0, DEVICES)])),
+            "delta": 0.01,
+        }
         promise["adjacency"] = draw(st.sampled_from(["replace", "add-remove"]))
     link = wflmc.Link(
         wflmc.channel.rayleigh(0.01),
         snr_db=draw(st.sampled_from([5.0, 20.0])),
         csi_error=draw(st.sampled_from([0.0, 0.1])),
-        downlink_snr_db=draw(st.sampled_from([np.inf, 30.0])) if objective != "exact" else np.inf,
+        downlink_snr_db=draw(st.sampled_from([np.inf, 30.0]))
+        if objective != "exact"
+        else np.inf,
     )
     step = 0.3 / posterior.L**0.5 if kinetic else 0.4 / (posterior.mu + posterior.L)
     return wflmc.plan(
@@ -83,7 +105,9 @@ def plans(draw):
         burn_in=draw(st.integers(0, 5)),
         samples=draw(st.integers(1, 6)),
         sampler=wflmc.Sampler(
-            dynamics=dynamics, start=draw(st.integers(0, 2)), init=draw(st.sampled_from(["prior", "zero"]))
+            dynamics=dynamics,
+            start=draw(st.integers(0, 2)),
+            init=draw(st.sampled_from(["prior", "zero"])),
         ),
         policy=wflmc.Policy(power=power, objective=objective),
         ledger=np.full(DEVICES, 0.01),
@@ -108,22 +132,45 @@ def plan():
 def test_odd_values_come_back(plan, tmp_path):
     odd = replace(
         plan,
-        certificate=replace(plan.certificate, objective=np.nan, bound=None, regime=None, lower_bound=-0.0, notices=()),
-        context=replace(plan.context, initial_w2_sq=np.inf, dynamics=wflmc.dynamics.kinetic(0.1 + 0.2)),
+        certificate=replace(
+            plan.certificate,
+            objective=np.nan,
+            bound=None,
+            regime=None,
+            lower_bound=-0.0,
+            notices=(),
+        ),
+        context=replace(
+            plan.context,
+            initial_w2_sq=np.inf,
+            dynamics=wflmc.dynamics.kinetic(0.1 + 0.2),
+        ),
     )
     assert_equal_plans(odd, Plan.load(odd.save(tmp_path / "plan.npz")))
-    told = odd.with_notices([Notice("a-code", "Ein Satz — «θ ≤ 1»\nmit zwei Zeilen."), Notice("b", "x" * 5000)])
+    told = odd.with_notices(
+        [
+            Notice("a-code", "Ein Satz — «θ ≤ 1»\nmit zwei Zeilen."),
+            Notice("b", "x" * 5000),
+        ]
+    )
     assert_equal_plans(told, Plan.load(told.save(tmp_path / "plan.npz")))
 
 
 def test_a_loaded_plan_gives_the_same_draws(plan, tmp_path):
     loaded = Plan.load(plan.save(tmp_path / "plan.npz"))
-    one, two = (wflmc.sample(jax.random.key(3), GAUSSIAN, each, 4) for each in (plan, loaded))
+    one, two = (
+        wflmc.sample(jax.random.key(3), GAUSSIAN, each, 4) for each in (plan, loaded)
+    )
     np.testing.assert_array_equal(one.theta, two.theta)
 
 
 def test_lists_in_a_promise_become_arrays(plan, tmp_path):
-    listed = replace(plan, context=replace(plan.context, privacy=Privacy([8.0] * DEVICES, 0.01, [30.0] * DEVICES)))
+    listed = replace(
+        plan,
+        context=replace(
+            plan.context, privacy=Privacy([8.0] * DEVICES, 0.01, [30.0] * DEVICES)
+        ),
+    )
     loaded = Plan.load(listed.save(tmp_path / "plan.npz"))
     np.testing.assert_array_equal(loaded.privacy.epsilon, [8.0] * DEVICES)
     np.testing.assert_array_equal(loaded.spent, listed.spent)
@@ -141,7 +188,11 @@ def test_damaged_and_changed_files_are_refused(plan, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"^--plan .*plan\.npz"):
             Plan.load(path, key="--plan")
-    for change in ({"rounds.gain": 2 * plan.gain}, {"context.burn_in": np.array(0)}, {"other": np.zeros(2)}):
+    for change in (
+        {"rounds.gain": 2 * plan.gain},
+        {"context.burn_in": np.array(0)},
+        {"other": np.zeros(2)},
+    ):
         np.savez(path, **arrays | change)
         with pytest.raises(InputError, match=r"it is damaged, or has been changed"):
             Plan.load(path)
@@ -158,7 +209,10 @@ def test_a_file_of_another_version_is_refused(plan, tmp_path):
 
     path = plan.save(tmp_path / "plan.npz")
     arrays = storage.read_verified_arrays(path, key="plan", allowed="a plan")
-    for changed in (arrays | {"rounds.new": np.zeros(2)}, {k: v for k, v in arrays.items() if k != "context.mu"}):
+    for changed in (
+        arrays | {"rounds.new": np.zeros(2)},
+        {k: v for k, v in arrays.items() if k != "context.mu"},
+    ):
         with path.open("wb") as file:
             storage.write_arrays(file, changed)
         with pytest.raises(InputError, match="another version"):
@@ -183,7 +237,10 @@ def test_every_field_changes_the_checksum(plan):
 def test_joined_plans_are_the_whole_plan(objective):
     """Of a policy whose rounds do not depend on each other, the parts joined are the plan of all rounds."""
     link, promise = wflmc.Link(wflmc.channel.rayleigh(0.01)), Privacy(clip=30.0)
-    common = {"step_size": 1e-3, "policy": wflmc.Policy(power="no-dp", objective=objective)}
+    common = {
+        "step_size": 1e-3,
+        "policy": wflmc.Policy(power="no-dp", objective=objective),
+    }
     whole = wflmc.plan(GAUSSIAN, link, promise, burn_in=3, samples=9, **common)
     first = wflmc.plan(GAUSSIAN, link, promise, burn_in=3, samples=4, **common)
     added = wflmc.plan(
@@ -192,8 +249,18 @@ def test_joined_plans_are_the_whole_plan(objective):
     )  # fmt: skip
     joined = join_plans(first, added)
     assert joined.digest == whole.digest
-    for name in ("bound", "threshold", "power_share", "limit", "loss", "objective", "gamma"):
-        np.testing.assert_allclose(getattr(joined, name), getattr(whole, name), rtol=1e-12)
+    for name in (
+        "bound",
+        "threshold",
+        "power_share",
+        "limit",
+        "loss",
+        "objective",
+        "gamma",
+    ):
+        np.testing.assert_allclose(
+            getattr(joined, name), getattr(whole, name), rtol=1e-12
+        )
     assert (joined.lower_bound, joined.regime) == (None, None)
     with pytest.raises(InputError, match="continues"):
         join_plans(first, first)

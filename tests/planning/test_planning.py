@@ -23,7 +23,10 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
     target, h, keywords = case
     plan = make(target, h, power=power, **keywords)
     assert (
-        plan.regime is None or len(plan.rounds) == 1 or np.ptp(np.abs(h), axis=0).max() < 1e-9 or power == "noiseless"
+        plan.regime is None
+        or len(plan.rounds) == 1
+        or np.ptp(np.abs(h), axis=0).max() < 1e-9
+        or power == "noiseless"
     )
     assert sum(plan.regime_share.values()) == pytest.approx(1)
     if power == "equal":
@@ -32,7 +35,11 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
         share = plan.privacy.budget(1)[0] / np.maximum((plan.weight > 0).sum(0), 1)
         limit = np.where(plan.weight > 0, share, np.inf).min(-1)
         at_dp = plan.loss.max(-1) >= limit * (1 - 1e-9)
-        assert np.all(at_dp | (plan.noise_variance <= 2 * plan.step_size * (1 + 1e-9)) | at_power(plan, h, keywords))
+        assert np.all(
+            at_dp
+            | (plan.noise_variance <= 2 * plan.step_size * (1 + 1e-9))
+            | at_power(plan, h, keywords)
+        )
     if power == "noiseless":
         assert np.all(plan.active_devices == target.devices)
         assert np.all(plan.threshold == 0)
@@ -43,21 +50,34 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
 
 def test_a_plan_has_three_parts():
     plan = make(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1))
-    assert (plan.rounds.gain is plan.gain, plan.certificate.bound is plan.bound, plan.context.mu) == (True, True, 1.0)
+    assert (
+        plan.rounds.gain is plan.gain,
+        plan.certificate.bound is plan.bound,
+        plan.context.mu,
+    ) == (True, True, 1.0)
 
 
 @given(
     st.tuples(*[st.floats(0.1, 60)] * 2), st.tuples(*[st.floats(-20, 40)] * 2), st.floats(1, 90), st.integers(0, 3),
     st.integers(2, 8), st.floats(0.03, 0.8),
 )  # fmt: skip
-@example((11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125)  # 42 % and 0.1 % of the budgets spent
+@example(
+    (11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125
+)  # 42 % and 0.1 % of the budgets spent
 @example((0.62, 31.05), (-10.0, 15.0), 82.6, 2, 7, 0.746)
-def test_privacy_limits_no_round_whose_devices_have_budget_left(epsilon, snr_db, clip, burn_in, samples, step):
+def test_privacy_limits_no_round_whose_devices_have_budget_left(
+    epsilon, snr_db, clip, burn_in, samples, step
+):
     """The worst bound does not depend on rounds after it: the optimum may leave their power below every limit."""
     target = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=40)
-    promise, link = wflmc.Privacy(epsilon, 0.01, clip), wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db)
+    promise, link = (
+        wflmc.Privacy(epsilon, 0.01, clip),
+        wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db),
+    )
     eta = step / (target.mu + target.L)
-    plan = wflmc.plan(target, link, promise, step_size=eta, burn_in=burn_in, samples=samples)
+    plan = wflmc.plan(
+        target, link, promise, step_size=eta, burn_in=burn_in, samples=samples
+    )
     spent = plan.spent >= (1 - 1e-5) * promise.budget(2)
     limited = plan.limit == REGIMES.index("dp-limited")
     assert not np.any(limited & ~((plan.weight > 0) & spent).any(-1))
@@ -65,7 +85,9 @@ def test_privacy_limits_no_round_whose_devices_have_budget_left(epsilon, snr_db,
 
 def at_power(plan, h, keywords):
     sends = plan.weight > 0
-    power = np.where(sends, (plan.gain[:, None] * keywords["clip"] / np.abs(h)) ** 2, 0).max(-1)
+    power = np.where(
+        sends, (plan.gain[:, None] * keywords["clip"] / np.abs(h)) ** 2, 0
+    ).max(-1)
     return power >= plan.dim * 10 ** (keywords["snr_db"] / 10) * (1 - 1e-9)
 
 
@@ -74,18 +96,31 @@ def test_more_privacy_budget_or_power_never_hurts(case, more, decibels):
     target, h, keywords = case
     keywords["schedule"] = "all"
     base = make(target, h, **keywords).objective
-    assert make(target, h, **{**keywords, "epsilon": keywords["epsilon"] * more}).objective <= base * (1 + 1e-9)
-    assert make(target, h, **{**keywords, "snr_db": keywords["snr_db"] + decibels}).objective <= base * (1 + 1e-9)
-    assert make(target, h, power="noiseless-dp", **keywords).objective <= base * (1 + 1e-9)
+    assert make(
+        target, h, **{**keywords, "epsilon": keywords["epsilon"] * more}
+    ).objective <= base * (1 + 1e-9)
+    assert make(
+        target, h, **{**keywords, "snr_db": keywords["snr_db"] + decibels}
+    ).objective <= base * (1 + 1e-9)
+    assert make(target, h, power="noiseless-dp", **keywords).objective <= base * (
+        1 + 1e-9
+    )
     assert base <= make(target, h, power="equal", **keywords).objective * (1 + 1e-9)
 
 
-@given(static_cases(), st.sampled_from(["optimized", "equal"]), st.randoms(use_true_random=False))
+@given(
+    static_cases(),
+    st.sampled_from(["optimized", "equal"]),
+    st.randoms(use_true_random=False),
+)
 def test_permuting_devices_changes_nothing(case, power, random):
     target, h, keywords = case
     order = list(range(target.devices))
     random.shuffle(order)
-    first, second = make(target, h, power=power, **keywords), make(target, h[:, order], power=power, **keywords)
+    first, second = (
+        make(target, h, power=power, **keywords),
+        make(target, h[:, order], power=power, **keywords),
+    )
     np.testing.assert_allclose(first.gain, second.gain, rtol=1e-12)
     np.testing.assert_allclose(first.bound, second.bound, rtol=1e-12)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
@@ -94,18 +129,33 @@ def test_permuting_devices_changes_nothing(case, power, random):
 @given(static_cases(), st.floats(1e-3, 1e3))
 def test_noise_power_and_transmit_power_scale_together(case, noise_power):
     target, h, keywords = case
-    first, second = make(target, h, **keywords), make(target, h, noise_power=noise_power, **keywords)
-    np.testing.assert_allclose(second.gain, first.gain * np.sqrt(noise_power), rtol=1e-9)
+    first, second = (
+        make(target, h, **keywords),
+        make(target, h, noise_power=noise_power, **keywords),
+    )
+    np.testing.assert_allclose(
+        second.gain, first.gain * np.sqrt(noise_power), rtol=1e-9
+    )
     np.testing.assert_allclose(second.bound, first.bound, rtol=1e-9)
     np.testing.assert_allclose(second.spent, first.spent, rtol=1e-9)
 
 
-@pytest.mark.parametrize("power", ["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"])
+@pytest.mark.parametrize(
+    "power", ["optimized", "equal", "no-dp", "noiseless-dp", "noiseless"]
+)
 def test_objective_is_what_it_says(power):
     target = Target(3.0, 20.0, 7, 6)
     h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
     for objective, value in (("worst", np.max), ("average", np.mean)):
-        plan = make(target, h, power=power, objective=objective, burn_in=10, samples=15, clip=2.0)
+        plan = make(
+            target,
+            h,
+            power=power,
+            objective=objective,
+            burn_in=10,
+            samples=15,
+            clip=2.0,
+        )
         assert plan.objective == pytest.approx(value(plan.bound[10:]), rel=1e-12)
 
 
@@ -134,7 +184,9 @@ def test_equal_uses_the_largest_count_among_the_devices_of_a_round():
         target, np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1e-4, 1]]), snr_db=50, power="equal", schedule="threshold",
         burn_in=0, samples=4, clip=1.0, step_size=0.3, epsilon=0.1,
     )  # fmt: skip
-    np.testing.assert_allclose(alone.loss.max(-1), budget / np.array([3, 3, 3, 1]), rtol=1e-9)
+    np.testing.assert_allclose(
+        alone.loss.max(-1), budget / np.array([3, 3, 3, 1]), rtol=1e-9
+    )
 
 
 def test_unequal_budgets_and_clips():
@@ -143,13 +195,28 @@ def test_unequal_budgets_and_clips():
     link = wflmc.Link(channel.static(1.0), snr_db=60)
     promise = wflmc.Privacy(epsilon=[1.0, 2.0, 4.0], delta=1e-5, clip=[1.0, 5.0, 20.0])
     for power in ("optimized", "equal"):
-        plan = wflmc.plan(target, link, promise, step_size=0.3, burn_in=9, samples=1, policy=wflmc.Policy(power=power))
+        plan = wflmc.plan(
+            target,
+            link,
+            promise,
+            step_size=0.3,
+            burn_in=9,
+            samples=1,
+            policy=wflmc.Policy(power=power),
+        )
         budget = promise.budget(3)
         assert np.all(plan.spent <= budget)
         tightest = np.argmin(budget / np.array([1.0, 5.0, 20.0]) ** 2)
         assert plan.spent[tightest] == pytest.approx(budget[tightest], rel=1e-9)
     with pytest.raises(wflmc.InputError, match="for each of the 4 devices"):
-        wflmc.plan(dataclasses.replace(target, devices=4), link, promise, step_size=0.3, burn_in=9, samples=1)
+        wflmc.plan(
+            dataclasses.replace(target, devices=4),
+            link,
+            promise,
+            step_size=0.3,
+            burn_in=9,
+            samples=1,
+        )
 
 
 def test_ledger_leaves_only_what_is_left():
@@ -165,9 +232,16 @@ def test_ledger_leaves_only_what_is_left():
     uneven = wflmc.plan(target, link, promise, ledger=before * [1, 2, 3, 1], **keywords)
     assert uneven.spent.max() == pytest.approx(0.25 * promise.budget(4)[0], rel=1e-9)
     careless = wflmc.plan(
-        target, link, promise, ledger=0.9 * promise.budget(4), policy=wflmc.Policy(power="no-dp"), **keywords
+        target,
+        link,
+        promise,
+        ledger=0.9 * promise.budget(4),
+        policy=wflmc.Policy(power="no-dp"),
+        **keywords,
     )
-    assert any("more than the privacy budget" in warning for warning in careless.warnings)
+    assert any(
+        "more than the privacy budget" in warning for warning in careless.warnings
+    )
     for bad in (-before, before[:3], np.full(4, np.nan)):
         with pytest.raises(wflmc.InputError, match="one per device"):
             wflmc.plan(target, link, promise, ledger=bad, **keywords)
@@ -177,10 +251,21 @@ def test_ledger_leaves_only_what_is_left():
 
 def test_without_a_promise_privacy_costs_nothing(posterior):
     link = wflmc.Link(channel.static(1e-4), snr_db=20)
-    keywords = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 10, "samples": 5}
+    keywords = {
+        "step_size": 0.4 / (posterior.mu + posterior.L),
+        "burn_in": 10,
+        "samples": 5,
+    }
     free = wflmc.plan(posterior, link, wflmc.Privacy(), **keywords)
     np.testing.assert_array_equal(
-        free.gain, wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power="no-dp"), **keywords).gain
+        free.gain,
+        wflmc.plan(
+            posterior,
+            link,
+            wflmc.Privacy(),
+            policy=wflmc.Policy(power="no-dp"),
+            **keywords,
+        ).gain,
     )
     assert free.gap <= 1e-15
     assert free.epsilon_spent is None
@@ -191,17 +276,28 @@ def test_early_noise_is_warned_of(posterior):
     link = wflmc.Link(channel.static(0.01), snr_db=30)
     total = posterior.mu + posterior.L
     keywords = {"burn_in": 99, "samples": 1}
-    loud = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1 / total, **keywords)
-    quiet = wflmc.plan(posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=0.05 / total, **keywords)
+    loud = wflmc.plan(
+        posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=1 / total, **keywords
+    )
+    quiet = wflmc.plan(
+        posterior, link, wflmc.Privacy(15, 0.01, 30), step_size=0.05 / total, **keywords
+    )
     assert any("clipped gradients" in warning for warning in loud.warnings)
     assert quiet.warnings == ()
     # The edge itself: √m σ against η Σ ℓ, one round at a time.
     count_loud = np.sum(np.sqrt(5 * loud.noise_variance) > loud.step_size * 30 * 30)
     assert f"In {count_loud} of 100 rounds" in loud.warnings[0]
     careless = wflmc.plan(
-        posterior, link, wflmc.Privacy(1, 1e-5, 30), step_size=1 / total, policy=wflmc.Policy(power="no-dp"), **keywords
+        posterior,
+        link,
+        wflmc.Privacy(1, 1e-5, 30),
+        step_size=1 / total,
+        policy=wflmc.Policy(power="no-dp"),
+        **keywords,
     )
-    assert any("more than the privacy budget" in warning for warning in careless.warnings)
+    assert any(
+        "more than the privacy budget" in warning for warning in careless.warnings
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,11 +322,17 @@ def test_bad_plans_are_refused_by_name(keywords, key):
 
 
 def test_a_policy_of_ones_own(posterior):
-    half = POLICIES["no-dp"]._replace(allocate=lambda problem: wflmc.planning.Allocation(problem.cap / 2))
+    half = POLICIES["no-dp"]._replace(
+        allocate=lambda problem: wflmc.planning.Allocation(problem.cap / 2)
+    )
     link = wflmc.Link(channel.static(1e-4), snr_db=20)
     keywords = {"step_size": 1e-4, "burn_in": 3, "samples": 2}
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power=half), **keywords)
-    full = wflmc.plan(posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power="no-dp"), **keywords)
+    plan = wflmc.plan(
+        posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power=half), **keywords
+    )
+    full = wflmc.plan(
+        posterior, link, wflmc.Privacy(), policy=wflmc.Policy(power="no-dp"), **keywords
+    )
     np.testing.assert_allclose(plan.gain, full.gain / np.sqrt(2))
 
 
@@ -240,13 +342,18 @@ def spend_half(problem):
 
 def spend_all_at_once(problem):
     """Everything in the first round, and next to nothing later."""
-    a = np.append(problem.budget.min() * (1 - 1e-7), np.full(problem.rounds - 1, 1e-9 * problem.budget.min()))
+    a = np.append(
+        problem.budget.min() * (1 - 1e-7),
+        np.full(problem.rounds - 1, 1e-9 * problem.budget.min()),
+    )
     return wflmc.planning.Allocation(problem.within_budget(a))
 
 
 def alternate(problem):
     """Every other round at the caps."""
-    return wflmc.planning.Allocation(problem.cap * np.where(np.arange(problem.rounds) % 2, 1.0, 0.1))
+    return wflmc.planning.Allocation(
+        problem.cap * np.where(np.arange(problem.rounds) % 2, 1.0, 0.1)
+    )
 
 
 LINKS = {
@@ -266,16 +373,41 @@ LINKS = {
         (POLICIES["equal"].allocate, "static", "dp-limited", {"dp-limited": 1}),
         (POLICIES["no-dp"].allocate, "weak", "power-limited", {"power-limited": 1}),
         (POLICIES["no-dp"], "static", "lmc-limited", {"lmc-limited": 1}),
-        (POLICIES["no-dp"]._replace(allocate=alternate), "static", None, {"lmc-limited": 0.5, "policy-limited": 0.5}),
-        (POLICIES["no-dp"]._replace(allocate=alternate), "weak", None, {"power-limited": 0.5, "policy-limited": 0.5}),
-        (spend_all_at_once, "static", "dp-limited", {"lmc-limited": 0.05, "dp-limited": 0.95}),
+        (
+            POLICIES["no-dp"]._replace(allocate=alternate),
+            "static",
+            None,
+            {"lmc-limited": 0.5, "policy-limited": 0.5},
+        ),
+        (
+            POLICIES["no-dp"]._replace(allocate=alternate),
+            "weak",
+            None,
+            {"power-limited": 0.5, "policy-limited": 0.5},
+        ),
+        (
+            spend_all_at_once,
+            "static",
+            "dp-limited",
+            {"lmc-limited": 0.05, "dp-limited": 0.95},
+        ),
     ],
 )
-def test_the_regime_of_a_custom_policy_follows_from_the_constraints_that_bind(posterior, power, link, regime, limits):
+def test_the_regime_of_a_custom_policy_follows_from_the_constraints_that_bind(
+    posterior, power, link, regime, limits
+):
     step_size = 0.4 / (posterior.mu + posterior.L)
     policy = wflmc.Policy(power=power, schedule="all")
     promise = wflmc.Privacy(4, 0.01, clip=30)
-    plan = wflmc.plan(posterior, LINKS[link], promise, step_size=step_size, burn_in=10, samples=10, policy=policy)
+    plan = wflmc.plan(
+        posterior,
+        LINKS[link],
+        promise,
+        step_size=step_size,
+        burn_in=10,
+        samples=10,
+        policy=policy,
+    )
     none = dict.fromkeys(("lmc-limited", "power-limited", "dp-limited"), 0.0)
     assert plan.regime_share == pytest.approx(none | limits)
     assert plan.regime == regime
@@ -288,7 +420,15 @@ def test_built_in_policies_sit_at_a_limit(posterior, power, csi, link):
     step_size = 0.4 / (posterior.mu + posterior.L)
     policy = wflmc.Policy(power=power, csi=csi)
     promise = wflmc.Privacy(8, 0.01, clip=30)
-    plan = wflmc.plan(posterior, LINKS[link], promise, step_size=step_size, burn_in=6, samples=4, policy=policy)
+    plan = wflmc.plan(
+        posterior,
+        LINKS[link],
+        promise,
+        step_size=step_size,
+        burn_in=6,
+        samples=4,
+        policy=policy,
+    )
     assert set(plan.regime_share) == {"lmc-limited", "power-limited", "dp-limited"}
     assert plan.regime != "policy-limited"
 
@@ -309,18 +449,27 @@ def test_samples_of_a_posterior_alone_are_from_it(posterior):
     theta = np.asarray(trace.theta, dtype=float).reshape(-1, posterior.dim)
     assert trace.clip_rate.max() == 0
     # 40 chains with some hundred independent draws each.
-    np.testing.assert_allclose((theta.mean(0) - posterior.mean) / spread, 0, atol=5 / np.sqrt(4000))
+    np.testing.assert_allclose(
+        (theta.mean(0) - posterior.mean) / spread, 0, atol=5 / np.sqrt(4000)
+    )
     np.testing.assert_allclose(theta.std(0) / spread, 1, atol=0.06)
 
 
 def test_a_link_or_a_promise_may_be_left_out(posterior):
-    rounds = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 4, "samples": 4}
+    rounds = {
+        "step_size": 0.4 / (posterior.mu + posterior.L),
+        "burn_in": 4,
+        "samples": 4,
+    }
     promise = wflmc.Privacy(4, 0.01, clip=30)
     private = wflmc.plan(posterior, privacy=promise, **rounds)
     assert private.epsilon_spent == pytest.approx(4)
     assert private.power_share.max() < 1e-6
     radio = wflmc.plan(posterior, LINKS["weak"], **rounds)
-    assert radio.digest == wflmc.plan(posterior, LINKS["weak"], wflmc.Privacy(), **rounds).digest
+    assert (
+        radio.digest
+        == wflmc.plan(posterior, LINKS["weak"], wflmc.Privacy(), **rounds).digest
+    )
     assert radio.regime == "power-limited"
     clipped = wflmc.plan(posterior, policy=wflmc.Policy(power="no-dp"), **rounds)
     np.testing.assert_array_equal(clipped.clip, 30)
@@ -332,7 +481,14 @@ def test_a_link_or_a_promise_may_be_left_out(posterior):
 
 def test_plans_do_not_need_jax_arrays(posterior):
     """Planning is NumPy in float64 on the host."""
-    plan = wflmc.plan(posterior, wflmc.Link(channel.rayleigh()), wflmc.Privacy(), step_size=1e-4, burn_in=1, samples=1)
+    plan = wflmc.plan(
+        posterior,
+        wflmc.Link(channel.rayleigh()),
+        wflmc.Privacy(),
+        step_size=1e-4,
+        burn_in=1,
+        samples=1,
+    )
     for name in ("gain", "weight", "bound", "threshold"):
         value = getattr(plan, name)
         assert isinstance(value, np.ndarray), name
@@ -340,8 +496,13 @@ def test_plans_do_not_need_jax_arrays(posterior):
 
 
 def test_settings_of_the_chain_and_the_policy_are_values_and_no_keywords():
-    target, link = Target(1.0, 2.0, 3, 2), wflmc.Link(wflmc.channel.static(0.01), snr_db=20)
+    target, link = (
+        Target(1.0, 2.0, 3, 2),
+        wflmc.Link(wflmc.channel.static(0.01), snr_db=20),
+    )
     rounds = {"step_size": 0.1, "burn_in": 3, "samples": 2}
     for name, value in (("power", "equal"), ("init", "zero"), ("strength", 2)):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            wflmc.plan(target, link, wflmc.Privacy(5, 0.01, 3), **rounds, **{name: value})
+            wflmc.plan(
+                target, link, wflmc.Privacy(5, 0.01, 3), **rounds, **{name: value}
+            )

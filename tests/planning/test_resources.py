@@ -17,7 +17,9 @@ ROUNDS = {"burn_in": 20, "samples": 20}
 
 def plan_over(posterior, link, privacy, **keywords):
     step_size = 0.4 / (posterior.mu + posterior.L)
-    return wflmc.plan(posterior, link, privacy, step_size=step_size, **ROUNDS, **keywords)
+    return wflmc.plan(
+        posterior, link, privacy, step_size=step_size, **ROUNDS, **keywords
+    )
 
 
 def test_a_device_at_its_power_limit_takes_every_channel_use(posterior):
@@ -26,14 +28,20 @@ def test_a_device_at_its_power_limit_takes_every_channel_use(posterior):
     plan = plan_over(posterior, link, wflmc.Privacy(clip=30))
     assert set(plan.power_share) == {1.0}
     assert channel_uses(plan) == 40 * plan.dim
-    np.testing.assert_allclose(transmit_energy(plan, link), channel_uses(plan), rtol=1e-9)
+    np.testing.assert_allclose(
+        transmit_energy(plan, link), channel_uses(plan), rtol=1e-9
+    )
 
 
-@pytest.mark.parametrize("policy", [{}, {"schedule": "all"}, {"schedule": "unbiased", "senders": 5}])
+@pytest.mark.parametrize(
+    "policy", [{}, {"schedule": "all"}, {"schedule": "unbiased", "senders": 5}]
+)
 def test_energy_is_that_of_the_precoder_written_out(posterior, policy):
     """‖α w/(K/K_a)/ĥ · ℓ‖² over N0 SNR, one device and one round at a time."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=15)
-    plan = plan_over(posterior, link, wflmc.Privacy(15, 0.01, 30), policy=wflmc.Policy(**policy))
+    plan = plan_over(
+        posterior, link, wflmc.Privacy(15, 0.01, 30), policy=wflmc.Policy(**policy)
+    )
     gains = np.abs(link.gains(40, 30))
     power = plan.noise_power * 10**1.5
     expected = np.zeros(30)
@@ -54,7 +62,10 @@ def test_energy_is_of_what_devices_know_of_their_channels(posterior):
     sent = (plan.gain[:, None] * plan.weight / plan.scale[:, None] * 30 / known) ** 2
     expected = sent.sum(0) / (plan.noise_power * 10**1.5)
     np.testing.assert_allclose(transmit_energy(plan, blurred), expected, rtol=1e-9)
-    assert transmit_energy(plan_over(posterior, exact, wflmc.Privacy(15, 0.01, 30)), exact) is not None
+    assert (
+        transmit_energy(plan_over(posterior, exact, wflmc.Privacy(15, 0.01, 30)), exact)
+        is not None
+    )
 
 
 def test_an_ideal_link_takes_no_energy(posterior):
@@ -65,7 +76,15 @@ def test_plans_and_sweeps_have_both(plan_of, call, scenario, tmp_path):
     document = plan_of(scenario)
     assert document["channel_uses"] == 51 * document["constants"]["dim"]
     assert len(document["energy"]) == 30
-    grid = ("--grid", "link.snr_db=10,20", "--plan-only", "--out", tmp_path / "sweep", "--cache", tmp_path / "cache")
+    grid = (
+        "--grid",
+        "link.snr_db=10,20",
+        "--plan-only",
+        "--out",
+        tmp_path / "sweep",
+        "--cache",
+        tmp_path / "cache",
+    )
     code, out, err = call("sweep", scenario, *grid, "--json")
     assert code == 0, err
     assert strict(out)["done"] == 2

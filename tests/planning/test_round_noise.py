@@ -17,14 +17,22 @@ def test_guarded_plan_does_not_blow_up(posterior):
     """At η = 1/(μ+L) and 30 dB the optimum's early noise is too much for clipped gradients; with M = 1 chains stay."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
     promise = wflmc.Privacy(15, 0.01, 30, "paper")
-    keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
+    keywords = {
+        "step_size": 1 / (posterior.mu + posterior.L),
+        "burn_in": 50,
+        "samples": 50,
+    }
     worst = {}
     for limit in (np.inf, 1.0):
-        plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=limit, **keywords))
+        plan = wflmc.plan(
+            posterior, link, promise, **grouped(max_round_noise=limit, **keywords)
+        )
         trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=100)
         worst[limit] = wflmc.evaluate(trace, posterior).w2_sq.worst
         assert plan.gap <= 1e-6
-        assert any("noise of one round" in warning for warning in plan.warnings) == (limit == np.inf)
+        assert any("noise of one round" in warning for warning in plan.warnings) == (
+            limit == np.inf
+        )
     assert worst[np.inf] > 100
     assert worst[1.0] < 0.05
 
@@ -32,14 +40,25 @@ def test_guarded_plan_does_not_blow_up(posterior):
 def test_a_guard_that_cannot_be_kept_names_one_that_can(posterior):
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
     promise = wflmc.Privacy(1, 0.01, 30)
-    keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
+    keywords = {
+        "step_size": 1 / (posterior.mu + posterior.L),
+        "burn_in": 50,
+        "samples": 50,
+    }
     with pytest.raises(wflmc.InputError, match="at least") as caught:
         wflmc.plan(posterior, link, promise, **grouped(max_round_noise=0.1, **keywords))
     feasible = float(caught.value.allowed.split()[2].rstrip(":"))
-    plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=feasible, **keywords))
+    plan = wflmc.plan(
+        posterior, link, promise, **grouped(max_round_noise=feasible, **keywords)
+    )
     assert np.all(plan.spent <= promise.budget(30) * (1 + 1e-9))
     with pytest.raises(wflmc.InputError):
-        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=feasible * 0.999, **keywords))
+        wflmc.plan(
+            posterior,
+            link,
+            promise,
+            **grouped(max_round_noise=feasible * 0.999, **keywords),
+        )
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
@@ -47,7 +66,9 @@ def test_guards_close_to_their_limit_are_certified(posterior, objective):
     """Just above the limit that the message names the interior is thin; plans are certified, and do not warn of it."""
     for seed in range(count(10, 100)):
         link = wflmc.Link(channel.rayleigh(0.01), snr_db=15 + seed % 3 * 10, seed=seed)
-        promise = wflmc.Privacy([1 + k % 7 for k in range(30)], 0.01, [10 + k for k in range(30)])
+        promise = wflmc.Privacy(
+            [1 + k % 7 for k in range(30)], 0.01, [10 + k for k in range(30)]
+        )
         keywords = {
             "step_size": 0.5 / (posterior.mu + posterior.L),
             "burn_in": 20,
@@ -55,9 +76,13 @@ def test_guards_close_to_their_limit_are_certified(posterior, objective):
             "objective": objective,
         }
         with pytest.raises(wflmc.InputError, match="at least") as caught:
-            wflmc.plan(posterior, link, promise, **grouped(max_round_noise=1e-3, **keywords))
+            wflmc.plan(
+                posterior, link, promise, **grouped(max_round_noise=1e-3, **keywords)
+            )
         limit = float(caught.value.allowed.split()[2].rstrip(":"))
-        plan = wflmc.plan(posterior, link, promise, **grouped(max_round_noise=limit, **keywords))
+        plan = wflmc.plan(
+            posterior, link, promise, **grouped(max_round_noise=limit, **keywords)
+        )
         assert plan.gap <= 1e-6
         assert not any("noise of one round" in warning for warning in plan.warnings)
         reach = plan.step_size * sum(10 + k for k in range(30))
@@ -67,11 +92,17 @@ def test_guards_close_to_their_limit_are_certified(posterior, objective):
 
 def test_the_guard_holds_on_static_channels_too(posterior):
     """Theorem 1 knows no floor, so with one the general solver takes over."""
-    keywords = {"step_size": 1 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 1, "schedule": "all"}
+    keywords = {
+        "step_size": 1 / (posterior.mu + posterior.L),
+        "burn_in": 50,
+        "samples": 1,
+        "schedule": "all",
+    }
     link = wflmc.Link(channel.static(1e-4), snr_db=30)
     promise = wflmc.Privacy(15, 0.01, 30)
     free, guarded = (
-        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=m, **keywords)) for m in (np.inf, 0.5)
+        wflmc.plan(posterior, link, promise, **grouped(max_round_noise=m, **keywords))
+        for m in (np.inf, 0.5)
     )
     reach = guarded.step_size * 30 * 30
     assert np.any(np.sqrt(5 * free.noise_variance) > 0.5 * reach)
@@ -85,7 +116,17 @@ def test_a_guard_that_power_rules_out(posterior):
     keywords = {"step_size": 1e-4, "burn_in": 5, "samples": 5, "schedule": "all"}
     link = wflmc.Link(channel.static(1e-4), snr_db=-20)
     with pytest.raises(wflmc.InputError, match="at least") as caught:
-        wflmc.plan(posterior, link, wflmc.Privacy(), **grouped(max_round_noise=1.0, **keywords))
+        wflmc.plan(
+            posterior, link, wflmc.Privacy(), **grouped(max_round_noise=1.0, **keywords)
+        )
     feasible = float(caught.value.allowed.split()[2].rstrip(":"))
     assert feasible > 1
-    assert wflmc.plan(posterior, link, wflmc.Privacy(), **grouped(max_round_noise=feasible, **keywords)).gap <= 1e-15
+    assert (
+        wflmc.plan(
+            posterior,
+            link,
+            wflmc.Privacy(),
+            **grouped(max_round_noise=feasible, **keywords),
+        ).gap
+        <= 1e-15
+    )

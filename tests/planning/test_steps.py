@@ -45,10 +45,18 @@ def by_hand(plan, target, clip, weight):
     """Proposition 1 round by round, with each round's own constants."""
     bound, found = target.initial_w2_sq(), []
     for s, eta in enumerate(plan.step_size):
-        gamma = 1 - eta * target.mu if eta <= 2 / (target.mu + target.L) else eta * target.L - 1
+        gamma = (
+            1 - eta * target.mu
+            if eta <= 2 / (target.mu + target.L)
+            else eta * target.L - 1
+        )
         silent = target.devices - plan.active_devices[s]
-        inside = eta**4 * target.L**3 * target.dim / 3 + eta**3 * target.L**2 * target.dim
-        inside += 4 * eta**2 * clip**2 * silent**2 + weight * max(0.0, plan.noise_variance[s] - 2 * eta)
+        inside = (
+            eta**4 * target.L**3 * target.dim / 3 + eta**3 * target.L**2 * target.dim
+        )
+        inside += 4 * eta**2 * clip**2 * silent**2 + weight * max(
+            0.0, plan.noise_variance[s] - 2 * eta
+        )
         bound = ((1 + gamma) / 2) ** 2 * bound + 2 * (1 + gamma) / (1 - gamma) * inside
         found.append(bound)
     return found
@@ -61,7 +69,9 @@ def test_bound_and_limits_round_by_round(case, seed, which):
     plan = make(target, h, step_size=steps, bound=which, **keywords)
     np.testing.assert_array_equal(plan.step_size, steps)
     weight = target.dim if which == "corrected" else 1
-    np.testing.assert_allclose(plan.bound, by_hand(plan, target, keywords["clip"], weight), rtol=1e-9)
+    np.testing.assert_allclose(
+        plan.bound, by_hand(plan, target, keywords["clip"], weight), rtol=1e-9
+    )
     check_limits(plan, h, keywords["snr_db"], keywords["clip"])
     assert np.all(plan.noise_variance >= 2 * steps * (1 - 1e-9))
     assert 0 <= plan.gap <= 1e-6
@@ -71,7 +81,10 @@ def test_bound_and_limits_round_by_round(case, seed, which):
 def test_equal_steps_are_a_constant_step(case):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
-    one, each = (make(target, h, step_size=eta, **keywords) for eta in (step, np.full(len(h), step)))
+    one, each = (
+        make(target, h, step_size=eta, **keywords)
+        for eta in (step, np.full(len(h), step))
+    )
     np.testing.assert_array_equal(one.gain, each.gain)
     assert one.gamma == each.gamma == pytest.approx(1 - step * target.mu)
     assert one.digest == each.digest
@@ -106,7 +119,9 @@ def test_thresholds_with_the_step_of_each_round(case, seed):
     clip, caps = np.full(target.devices, 3.0), 1e4 * gains**2 * target.mu
     together = threshold_schedule(gains, clip, caps / target.L, steps, target.dim)
     for s, eta in enumerate(steps):
-        alone = threshold_schedule(gains[s : s + 1], clip, caps[s : s + 1] / target.L, float(eta), target.dim)
+        alone = threshold_schedule(
+            gains[s : s + 1], clip, caps[s : s + 1] / target.L, float(eta), target.dim
+        )
         np.testing.assert_array_equal(alone.active[0], together.active[s])
 
 
@@ -146,7 +161,8 @@ def test_whole_plans_with_varying_steps_agree_with_the_reference(posterior):
             "objective": str(rng.choice(["worst", "average"])),
         }  # fmt: skip
         ours, theirs = (
-            wflmc.plan(posterior, link, promise, **grouped(solver=name, **keywords)) for name in ("own", "cvxpy")
+            wflmc.plan(posterior, link, promise, **grouped(solver=name, **keywords))
+            for name in ("own", "cvxpy")
         )
         assert ours.objective <= theirs.objective * (1 + 1e-6)
         assert ours.gap <= 1e-6
@@ -160,13 +176,19 @@ def test_theorem_1_is_for_one_step_size(monkeypatch):
     plan = make(target, h, step_size=steps, epsilon=2.0, clip=5.0, snr_db=60)
     assert plan.regime is None
     assert plan.gap <= 1e-6
-    assert make(target, h, step_size=0.1, epsilon=2.0, clip=5.0, snr_db=60).regime == "dp-limited"
+    assert (
+        make(target, h, step_size=0.1, epsilon=2.0, clip=5.0, snr_db=60).regime
+        == "dp-limited"
+    )
 
 
 BAD = [
     (np.full(7, 0.1), "an array of shape"),
     (np.full((1, 8), 0.1), "an array of shape"),
-    (np.r_[np.full(5, 0.1), 0.7, 0.1, 0.1], "below 2/L = 0.666667 in every round, also in round 6"),
+    (
+        np.r_[np.full(5, 0.1), 0.7, 0.1, 0.1],
+        "below 2/L = 0.666667 in every round, also in round 6",
+    ),
     (np.r_[0.1, -0.1, np.full(6, 0.1)], "also in round 2"),
     (np.r_[np.full(7, 0.1), np.nan], "also in round 8"),
     (np.r_[np.full(7, 0.1), 1e-14], "too small in every round, also in round 8"),
@@ -183,7 +205,10 @@ def test_bad_steps_are_named(steps, message):
 
 def test_bad_schedules_are_named():
     h = np.full((8, 3), 0.1)
-    for keywords in ({"step_schedule": "free"}, {"step_schedule": "planned", "step_size": np.full(8, 0.1)}):
+    for keywords in (
+        {"step_schedule": "free"},
+        {"step_schedule": "planned", "step_size": np.full(8, 0.1)},
+    ):
         with pytest.raises(wflmc.InputError) as caught:
             make(Target(1.0, 3.0, 4, 3), h, **keywords)
         assert caught.value.key == "step_schedule"
@@ -191,14 +216,23 @@ def test_bad_schedules_are_named():
 
 def test_divergence_looks_at_the_step_of_every_round():
     """Rounds with few unlike devices: a step that is large only where everyone sends is no reason to warn."""
-    posterior = wflmc.gaussian_regression(jax.random.key(3), devices=6, examples=60, partition="dirichlet:0.1")
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(3), devices=6, examples=60, partition="dirichlet:0.1"
+    )
     gains = np.full((10, 6), 1e-4)
     gains[5, int(np.argmax(posterior.sizes))] = 1.0
     link = wflmc.Link(channel.from_array(gains), snr_db=10)
     small, large = 0.02 / posterior.L, 1.0 / posterior.L
 
     def warned(steps):
-        plan = wflmc.plan(posterior, link, wflmc.Privacy(clip=1.0), step_size=steps, burn_in=9, samples=1)
+        plan = wflmc.plan(
+            posterior,
+            link,
+            wflmc.Privacy(clip=1.0),
+            step_size=steps,
+            burn_in=9,
+            samples=1,
+        )
         assert plan.active_devices[5] == 1
         return any("diverge" in warning for warning in plan.warnings)
 
@@ -227,14 +261,20 @@ def figure_6(posterior, epsilon, **keywords):
 @pytest.mark.parametrize("epsilon", [4, 15])
 def test_planned_steps_help_and_chains_that_are_clipped_agree(posterior, epsilon):
     """By the bound, by the exact law, and by chains: clipping is what large steps might not survive."""
-    constant, planned = (figure_6(posterior, epsilon, step_schedule=name) for name in ("constant", "planned"))
+    constant, planned = (
+        figure_6(posterior, epsilon, step_schedule=name)
+        for name in ("constant", "planned")
+    )
     assert planned.objective < constant.objective
     assert planned.gap <= 1e-6
     assert np.all(planned.spent <= planned.privacy.budget(30))
     exact = [exact_w2_sq(posterior, plan)[50:].max() for plan in (constant, planned)]
     assert exact[1] < exact[0] * (0.75 if epsilon == 15 else 1)
     seen = [
-        estimate_w2_sq(wflmc.sample(jax.random.key(1), posterior, plan, chains=100).theta, posterior.exact)
+        estimate_w2_sq(
+            wflmc.sample(jax.random.key(1), posterior, plan, chains=100).theta,
+            posterior.exact,
+        )
         for plan in (constant, planned)
     ]
     assert seen[1].worst < seen[0].worst + seen[0].worst_se
@@ -245,10 +285,20 @@ def test_planned_is_never_worse_than_constant(case, objective):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
     few = keywords["burn_in"] % 13  # a search of a hundred plans: keep it short
-    h, keywords = h[: few + 3], {**keywords, "burn_in": few, "samples": min(3, len(h) - few)}
+    h, keywords = (
+        h[: few + 3],
+        {**keywords, "burn_in": few, "samples": min(3, len(h) - few)},
+    )
     h = h[: few + keywords["samples"]]
     constant, planned = (
-        make(target, h, step_size=step, step_schedule=name, objective=objective, **keywords)
+        make(
+            target,
+            h,
+            step_size=step,
+            step_schedule=name,
+            objective=objective,
+            **keywords,
+        )
         for name in ("constant", "planned")
     )
     assert planned.objective <= constant.objective * (1 + 1e-9)
@@ -262,7 +312,9 @@ def test_planned_is_never_worse_than_constant(case, objective):
     # No large step is noisier than clipped gradients can undo.
     large = planned.step_size > step * (1 + 1e-9)
     reach = planned.step_size * keywords["clip"] * target.devices
-    assert np.all(np.sqrt(target.dim * planned.noise_variance)[large] <= reach[large] * (1 + 1e-9))
+    assert np.all(
+        np.sqrt(target.dim * planned.noise_variance)[large] <= reach[large] * (1 + 1e-9)
+    )
 
 
 def test_the_bound_alone_would_choose_badly(posterior):
@@ -272,13 +324,18 @@ def test_the_bound_alone_would_choose_badly(posterior):
     steps[:50] = 2 / (posterior.mu + posterior.L)
     misled = figure_6(posterior, 8, step_size=steps)
     assert misled.objective < 0.8 * constant.objective
-    assert exact_w2_sq(posterior, misled)[50:].max() > 4 * exact_w2_sq(posterior, constant)[50:].max()
+    assert (
+        exact_w2_sq(posterior, misled)[50:].max()
+        > 4 * exact_w2_sq(posterior, constant)[50:].max()
+    )
     assert clipped_law(misled)[50:].max() > 4 * clipped_law(constant)[50:].max()
 
 
 def test_the_simple_law_is_the_exact_one_without_clipping():
     """With one parameter and no clipping the chain is on a quadratic; only the start is simplified."""
-    posterior = wflmc.gaussian_regression(jax.random.key(5), devices=4, examples=40, dim=1)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(5), devices=4, examples=40, dim=1
+    )
     steps = np.random.default_rng(0).uniform(0.1, 0.9, 80) / posterior.L
     link = wflmc.Link(channel.static())
     plan = wflmc.plan(
@@ -290,7 +347,9 @@ def test_the_simple_law_is_the_exact_one_without_clipping():
         samples=20,
         policy=wflmc.Policy(power="noiseless"),
     )
-    np.testing.assert_allclose(clipped_law(plan)[60:], exact_w2_sq(posterior, plan)[60:], rtol=1e-6)
+    np.testing.assert_allclose(
+        clipped_law(plan)[60:], exact_w2_sq(posterior, plan)[60:], rtol=1e-6
+    )
 
 
 # Through the scenario
@@ -298,14 +357,20 @@ def test_the_simple_law_is_the_exact_one_without_clipping():
 
 def test_a_schedule_by_expression(plan_of, scenario):
     text = "0.4/(mu+L)*(1 + 3*(s<=S_b/2) + 0*S)"
-    document = plan_of(scenario, "--set", f"sampler.step_size={text}", "--set", "sampler.samples=3")
+    document = plan_of(
+        scenario, "--set", f"sampler.step_size={text}", "--set", "sampler.samples=3"
+    )
     constants = document["constants"]
     step = 0.4 / (constants["mu"] + constants["L"])
     assert document["step_size"] == pytest.approx([4 * step] * 25 + [step] * 28)
     assert constants["step_size"] == pytest.approx(step)
     assert constants["gamma"] == pytest.approx(1 - step * constants["mu"])
-    limited = plan_of(scenario, "--set", "sampler.step_size=max(min(1/(mu+L), 1e-4, 1e-2/s), 5e-5)")
-    np.testing.assert_allclose(limited["step_size"], np.clip(1e-2 / np.arange(1, 52), 5e-5, 1e-4))
+    limited = plan_of(
+        scenario, "--set", "sampler.step_size=max(min(1/(mu+L), 1e-4, 1e-2/s), 5e-5)"
+    )
+    np.testing.assert_allclose(
+        limited["step_size"], np.clip(1e-2 / np.arange(1, 52), 5e-5, 1e-4)
+    )
     plain = plan_of(scenario)
     assert len(set(plain["step_size"])) == 1
 
@@ -322,15 +387,29 @@ def test_a_schedule_by_expression(plan_of, scenario):
         (["sampler.step_size=1e-4*(s<40)"], "sampler.step_size", "round 40"),
         (["sampler.step_size=s/L"], "sampler.step_size", "round 2"),
         (["sampler.step_size=[1e-4, 1e-4]"], "sampler.step_size", "51 of them"),
-        (["sampler.step_size=1e-4/s", "sampler.burn_in=auto"], "sampler.step_size", "mu, L"),
-        (["sampler.step_size=[1e-4]", "sampler.burn_in=auto"], "sampler.burn_in", "every round"),
+        (
+            ["sampler.step_size=1e-4/s", "sampler.burn_in=auto"],
+            "sampler.step_size",
+            "mu, L",
+        ),
+        (
+            ["sampler.step_size=[1e-4]", "sampler.burn_in=auto"],
+            "sampler.burn_in",
+            "every round",
+        ),
         (["sampler.step_schedule=free"], "sampler.step_schedule", "planned"),
-        (["sampler.step_schedule=planned", "sampler.step_size=1e-4/s"], "sampler.step_schedule", "constant"),
+        (
+            ["sampler.step_schedule=planned", "sampler.step_size=1e-4/s"],
+            "sampler.step_schedule",
+            "constant",
+        ),
     ],
     ids=lambda value: str(value)[:50],
 )
 def test_bad_schedules_are_one_sentence(call, scenario, overrides, key, words):
-    code, out, err = call("plan", scenario, *(word for text in overrides for word in ("--set", text)))
+    code, out, err = call(
+        "plan", scenario, *(word for text in overrides for word in ("--set", text))
+    )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert f"{key} " in err
@@ -338,8 +417,13 @@ def test_bad_schedules_are_one_sentence(call, scenario, overrides, key, words):
 
 
 def test_nothing_to_plan_is_said(plan_of, scenario):
-    document = plan_of(scenario, "--set", "sampler.step_schedule=planned", "--set", "sampler.burn_in=0")
-    assert any("sampler.step_schedule has no effect" in warning for warning in document["warnings"])
+    document = plan_of(
+        scenario, "--set", "sampler.step_schedule=planned", "--set", "sampler.burn_in=0"
+    )
+    assert any(
+        "sampler.step_schedule has no effect" in warning
+        for warning in document["warnings"]
+    )
 
 
 PLANNED = """
@@ -377,7 +461,9 @@ def test_planned_runs_are_read_again_and_go_on(tmp_path, call):
     longer = strict((folder / "plan.json").read_text())
     assert longer["step_size"] == [*steps, *[steps[-1]] * 5]
     assert longer["gain"][:50] == pytest.approx(first["gain"])
-    code, _, err = call("run", "--plan", folder / "plan.json", "--ledger", tmp_path / "new.jsonl")
+    code, _, err = call(
+        "run", "--plan", folder / "plan.json", "--ledger", tmp_path / "new.jsonl"
+    )
     assert code == 0, err
     spoilt = {**longer, "step_size": [*steps[:-1], 1.0, *longer["step_size"][50:]]}
     (tmp_path / "spoilt.json").write_text(json.dumps(spoilt))

@@ -20,7 +20,9 @@ def solve_with_cvxpy(problem):
     Scaled so that the largest cap is 1: a solver needs that, the answer does not change.
     """
     s = np.arange(1, problem.rounds + 1)
-    weight = problem.cost * np.exp(2 * (problem.rounds - s) * problem.contraction.log_rho)
+    weight = problem.cost * np.exp(
+        2 * (problem.rounds - s) * problem.contraction.log_rho
+    )
     unit = problem.cap.max()
     x = cp.Variable(problem.rounds)
     objective = cp.sum(cp.multiply(weight / weight.max(), cp.inv_pos(x)))
@@ -46,10 +48,16 @@ def test_theorem_1_is_never_worse_than_a_convex_solver():
     for _ in range(count(120, 600)):
         mu = 10 ** generator.uniform(-1, 3)
         target = Target(
-            mu, mu * 10 ** generator.uniform(0, 1.5), int(generator.integers(1, 30)), int(generator.integers(1, 10))
+            mu,
+            mu * 10 ** generator.uniform(0, 1.5),
+            int(generator.integers(1, 30)),
+            int(generator.integers(1, 10)),
         )
         rounds = int(generator.integers(1, 60))
-        h = np.broadcast_to(0.01 * np.exp(generator.normal(0, 0.5, target.devices)), (rounds, target.devices))
+        h = np.broadcast_to(
+            0.01 * np.exp(generator.normal(0, 0.5, target.devices)),
+            (rounds, target.devices),
+        )
         captured = []
 
         def optimal(problem, captured=captured):
@@ -58,7 +66,9 @@ def test_theorem_1_is_never_worse_than_a_convex_solver():
 
         clip = 10 ** generator.uniform(-1, 2)
         snr_db = generator.uniform(0, 50)
-        step = generator.uniform(0.02, 1.0) * min(2 / (target.mu + target.L), 1.9 / target.L)
+        step = generator.uniform(0.02, 1.0) * min(
+            2 / (target.mu + target.L), 1.9 / target.L
+        )
         plan = make(
             target,
             h,
@@ -99,9 +109,13 @@ def theorem_regime(plan, h, keywords):
     power = plan.dim * 10 ** (keywords["snr_db"] / 10)
     weakest = np.min(np.abs(h[0][active]) ** 2)
     eta, clip = plan.step_size[0], keywords["clip"]
-    if eta <= sending**2 / (clip * devices) ** 2 * min(budget / rounds, 2 * power * weakest):
+    if eta <= sending**2 / (clip * devices) ** 2 * min(
+        budget / rounds, 2 * power * weakest
+    ):
         return "lmc-limited"
-    if power <= min(budget / rounds, (clip * devices / sending) ** 2 * eta) / (2 * weakest):
+    if power <= min(budget / rounds, (clip * devices / sending) ** 2 * eta) / (
+        2 * weakest
+    ):
         return "power-limited"
     return "dp-limited"
 
@@ -119,5 +133,7 @@ def test_long_runs_stay_finite_and_certified(rounds):
 
 
 def test_regimes_broadcast():
-    names = closed_form.regime(np.array([1.0, 3.0, 3.0]), np.array([2.0, 1.0, 2.5]), 2.0)
+    names = closed_form.regime(
+        np.array([1.0, 3.0, 3.0]), np.array([2.0, 1.0, 2.5]), 2.0
+    )
     assert names.tolist() == ["lmc-limited", "power-limited", "dp-limited"]

@@ -16,11 +16,21 @@ def posterior():
     return wflmc.gaussian_regression(jax.random.key(0), devices=8, examples=160)
 
 
-def make_plan(posterior, snr_db=20.0, privacy=PRIVACY, seed=0, burn_in=6, samples=9, **policy):
+def make_plan(
+    posterior, snr_db=20.0, privacy=PRIVACY, seed=0, burn_in=6, samples=9, **policy
+):
     link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=snr_db, seed=seed)
     step = 0.4 / (posterior.mu + posterior.L)
     policy = wflmc.Policy(**{"objective": "transcript", **policy})
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=burn_in, samples=samples, policy=policy)
+    return wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        step_size=step,
+        burn_in=burn_in,
+        samples=samples,
+        policy=policy,
+    )
 
 
 def variance(plan, a=None):
@@ -40,7 +50,11 @@ def test_no_solver_finds_a_smaller_noise(posterior, snr_db, seed):
     floor = 5 * (plan.scale / (6.0 * 8 * 30)) ** 2
     unit = budget.min()
     a = cp.Variable(15)
-    limits = [a >= floor / unit, a <= power / unit, active.T.astype(float) @ a <= budget / unit]
+    limits = [
+        a >= floor / unit,
+        a <= power / unit,
+        active.T.astype(float) @ a <= budget / unit,
+    ]
     goal = cp.Maximize((plan.scale**-2.0)[6:] @ a[6:])
     cp.Problem(goal, limits).solve(solver=cp.CLARABEL)
     best = 1 / (goal.value * unit)
@@ -51,7 +65,9 @@ def test_no_solver_finds_a_smaller_noise(posterior, snr_db, seed):
     assert np.all(plan.spent <= PRIVACY.budget(8))
     assert np.all(plan.power_share <= 1 + 1e-9)
     spent = plan.gain**2 / plan.noise_power
-    np.testing.assert_allclose(spent[:6], floor[:6], rtol=1e-6)  # burn-in has what it needs and no more
+    np.testing.assert_allclose(
+        spent[:6], floor[:6], rtol=1e-6
+    )  # burn-in has what it needs and no more
 
 
 def test_the_bound_holds_for_every_feasible_plan(posterior):
@@ -68,7 +84,10 @@ def test_the_bound_holds_for_every_feasible_plan(posterior):
 def test_equal_powers_are_taken_where_all_are_as_good(posterior):
     plan = make_plan(posterior, 40.0, schedule="all")
     assert np.ptp(plan.gain[6:]) < 1e-4 * plan.gain[-1]
-    assert plan.objective < make_plan(posterior, 40.0, schedule="all", power="equal").objective
+    assert (
+        plan.objective
+        < make_plan(posterior, 40.0, schedule="all", power="equal").objective
+    )
     assert make_plan(posterior, power="equal").gap is None
 
 
@@ -81,9 +100,16 @@ def test_power_alone_limits_where_nothing_is_promised(posterior):
 def test_a_small_budget_leaves_burn_in_its_half(posterior):
     tight = make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30))
     assert tight.certificate.noise_limit > 1
-    assert np.max(tight.loss[:6].sum(0)) <= 0.5 * tight.privacy.budget(8)[0] * (1 + 1e-9)
+    assert np.max(tight.loss[:6].sum(0)) <= 0.5 * tight.privacy.budget(8)[0] * (
+        1 + 1e-9
+    )
     with pytest.raises(wflmc.InputError, match="max_round_noise"):
-        make_plan(posterior, 30.0, wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30), max_round_noise=0.1)
+        make_plan(
+            posterior,
+            30.0,
+            wflmc.Privacy(epsilon=0.5, delta=0.01, clip=30),
+            max_round_noise=0.1,
+        )
 
 
 def test_what_does_not_go_with_it_is_refused(posterior):
@@ -91,7 +117,19 @@ def test_what_does_not_go_with_it_is_refused(posterior):
         make_plan(posterior, csi="causal")
     with pytest.raises(wflmc.InputError, match="solver"):
         make_plan(posterior, solver="cvxpy")
-    link, sampler = wflmc.Link(wflmc.channel.static()), wflmc.Sampler(step_schedule="planned")
+    link, sampler = (
+        wflmc.Link(wflmc.channel.static()),
+        wflmc.Sampler(step_schedule="planned"),
+    )
     policy = wflmc.Policy(objective="transcript")
     with pytest.raises(wflmc.InputError, match="step_schedule"):
-        wflmc.plan(posterior, link, PRIVACY, step_size=1e-4, burn_in=5, samples=5, sampler=sampler, policy=policy)
+        wflmc.plan(
+            posterior,
+            link,
+            PRIVACY,
+            step_size=1e-4,
+            burn_in=5,
+            samples=5,
+            sampler=sampler,
+            policy=policy,
+        )

@@ -29,14 +29,19 @@ PROMISE = wflmc.Privacy(15, 0.01, 30)
 @pytest.fixture(scope="module")
 def unlike():
     """Devices with unlike data: sorted labels."""
-    return wflmc.gaussian_regression(jax.random.key(0), devices=30, partition="by-label")
+    return wflmc.gaussian_regression(
+        jax.random.key(0), devices=30, partition="by-label"
+    )
 
 
 def plan(posterior, fading, snr_db=30, seed=0, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     link = wflmc.Link(fading, snr_db=snr_db, seed=seed)
     return wflmc.plan(
-        posterior, link, PROMISE, **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords)
+        posterior,
+        link,
+        PROMISE,
+        **grouped(**{"step_size": step, "burn_in": 50, "samples": 50} | keywords),
     )
 
 
@@ -75,9 +80,13 @@ def test_every_device_has_weight_one_on_average(fading):
     active = []
     for seed in range(count(300, 3000)):
         law = fading
-        if fading == "file":  # independent rounds of unlike devices, of which nothing else is known
+        if (
+            fading == "file"
+        ):  # independent rounds of unlike devices, of which nothing else is known
             generator = np.random.default_rng(seed)
-            law = channel.from_array(generator.gamma([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], (rounds, 5)))
+            law = channel.from_array(
+                generator.gamma([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], (rounds, 5))
+            )
         made = wflmc.plan(
             target, wflmc.Link(law, seed=seed), wflmc.Privacy(clip=1.0), step_size=0.02, burn_in=rounds - 1, samples=1,
             policy=wflmc.Policy(schedule="unbiased", senders=q),
@@ -88,7 +97,9 @@ def test_every_device_has_weight_one_on_average(fading):
     share = q / 5
     error = np.sqrt(share * (1 - share) / active.shape[0])
     assert np.abs(active.mean(0) - share).max() < 4.5 * error  # 40 means
-    np.testing.assert_allclose(active.mean((0, 1)), share, atol=4.5 * error / np.sqrt(rounds))
+    np.testing.assert_allclose(
+        active.mean((0, 1)), share, atol=4.5 * error / np.sqrt(rounds)
+    )
     both = (active[:, 1:] & active[:, :-1]).mean((0, 1))
     spread = np.sqrt(share**2 * (1 - share**2) / (active.shape[0] * (rounds - 1)))
     np.testing.assert_allclose(both, share**2, atol=6 * spread)
@@ -111,19 +122,27 @@ def test_standing_by_scipy():
     spread = np.sqrt(2.0 * (1 - 0.8**2) / 2)
     expected = stats.rice.cdf(abs(h[1, 0]) / spread, abs(0.8 * h[0, 0]) / spread)
     assert law.quality(h)[1, 0] == pytest.approx(expected, rel=1e-9)
-    assert law.quality(h)[0, 0] == pytest.approx(1 - np.exp(-(abs(h[0, 0]) ** 2) / 2.0), rel=1e-12)
+    assert law.quality(h)[0, 0] == pytest.approx(
+        1 - np.exp(-(abs(h[0, 0]) ** 2) / 2.0), rel=1e-12
+    )
 
 
 def test_forecast_has_the_moments_of_the_law():
     law, present = channel.rician([1.0, 4.0], 3.0, 0.7).law, np.array([0.5 + 1j, -1.0])
-    paths = law.draw_after(present, channel.complex_normal(np.random.default_rng(0), 20_000, 3, 2))
+    paths = law.draw_after(
+        present, channel.complex_normal(np.random.default_rng(0), 20_000, 3, 2)
+    )
     amplitude = np.array([1.0, 2.0])
     for j in (1, 2, 3):
         path = amplitude * np.sqrt(0.75)
         mean = path + 0.7**j * (present - path)
         variance = amplitude**2 * 0.25 * (1 - 0.7 ** (2 * j))
-        assert np.all(np.abs(paths[:, j - 1].mean(0) - mean) < 4 * np.sqrt(variance / 20_000))
-        np.testing.assert_allclose(paths[:, j - 1].var(0), variance, rtol=4 * np.sqrt(2 / 20_000))
+        assert np.all(
+            np.abs(paths[:, j - 1].mean(0) - mean) < 4 * np.sqrt(variance / 20_000)
+        )
+        np.testing.assert_allclose(
+            paths[:, j - 1].var(0), variance, rtol=4 * np.sqrt(2 / 20_000)
+        )
 
 
 def test_thresholds_silence_the_same_devices_on_a_static_channel(unlike):
@@ -133,26 +152,44 @@ def test_thresholds_silence_the_same_devices_on_a_static_channel(unlike):
     assert q == 28
     assert np.all(threshold.weight[0] == threshold.weight)
     fair = [
-        plan(unlike, channel.static(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased", senders=q))
+        plan(
+            unlike,
+            channel.static(LOSSES),
+            seed=s,
+            policy=wflmc.Policy(schedule="unbiased", senders=q),
+        )
         for s in range(count(8, 40))
     ]
     everyone = plan(unlike, channel.static(LOSSES), policy=wflmc.Policy(schedule="all"))
     worst = [exact_w2_sq(unlike, p)[50:].max() for p in (threshold, *fair, everyone)]
     assert worst[0] > 5 * np.mean(worst[1:-1])
     assert worst[-1] < np.mean(worst[1:-1])
-    assert worst[0] > 10 * exact_w2_sq(unlike, fair)[50:].max()  # the law over schedules
+    assert (
+        worst[0] > 10 * exact_w2_sq(unlike, fair)[50:].max()
+    )  # the law over schedules
 
 
 def test_the_bound_holds_over_schedules(unlike):
     """B[s] bounds W2² of the law averaged over schedules; here against its exact first two moments."""
     plans = [
-        plan(unlike, channel.rayleigh(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased"))
+        plan(
+            unlike,
+            channel.rayleigh(LOSSES),
+            seed=s,
+            policy=wflmc.Policy(schedule="unbiased"),
+        )
         for s in range(count(6, 30))
     ]
-    assert np.all(exact_w2_sq(unlike, plans) <= np.max([p.bound for p in plans], axis=0))
+    assert np.all(
+        exact_w2_sq(unlike, plans) <= np.max([p.bound for p in plans], axis=0)
+    )
 
 
-@given(st.integers(0, 2**31), st.sampled_from(["optimized", "equal"]), st.sampled_from(["full", "causal"]))
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(["optimized", "equal"]),
+    st.sampled_from(["full", "causal"]),
+)
 def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
     generator = np.random.default_rng(seed)
     devices, rounds = int(generator.integers(1, 8)), int(generator.integers(1, 20))
@@ -160,10 +197,16 @@ def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
     standing = generator.random((rounds, devices))
     lots = generator.random((rounds, devices))
     first = by_quality(standing, lots, q).active
-    np.testing.assert_array_equal(first[:, order], by_quality(standing[:, order], lots[:, order], q).active)
+    np.testing.assert_array_equal(
+        first[:, order], by_quality(standing[:, order], lots[:, order], q).active
+    )
     for s in range(rounds):
         assert standing[s][first[s]].min() >= standing[s][~first[s]].max(initial=-1)
-    link = wflmc.Link(channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices))), snr_db=15.0, seed=seed)
+    link = wflmc.Link(
+        channel.rayleigh(list(10 ** generator.uniform(-3, 0, devices))),
+        snr_db=15.0,
+        seed=seed,
+    )
     made = wflmc.plan(
         Target(3.0, 20.0, 2, devices), link, wflmc.Privacy(2.0, 0.01, 3.0), step_size=0.02, burn_in=rounds - 1,
         samples=1, policy=wflmc.Policy(schedule="unbiased", senders=q, power=power, csi=csi),
@@ -176,15 +219,29 @@ def test_the_number_of_senders_is_the_best_one():
     """Against the mean one-round error of each number, worked out one by one; and not by the channels that come."""
     generator = np.random.default_rng(0)
     clip, n = np.array([1.0, 2.0, 3.0, 1.0]), 500
-    u, lots, cap = generator.random((n, 4)), generator.random((n, 4)), generator.gamma(1.0, 1.0, (n, 4))
+    u, lots, cap = (
+        generator.random((n, 4)),
+        generator.random((n, 4)),
+        generator.gamma(1.0, 1.0, (n, 4)),
+    )
     errors = []
     for q in (1, 2, 3, 4):
         weakest = np.where(by_quality(u, lots, q).active, cap, np.inf).min(-1)
-        errors.append(sampling_variance(clip, q) + 5 * np.maximum(0, (4 / q) ** 2 / weakest - 2 / 0.5).mean())
+        errors.append(
+            sampling_variance(clip, q)
+            + 5 * np.maximum(0, (4 / q) ** 2 / weakest - 2 / 0.5).mean()
+        )
     assert best_senders(u, lots, clip, cap, 0.5, 5.0) == 1 + np.argmin(errors)
     target = Target(1147.0, 1360.0, 5, 30)
     chosen = {
-        int(plan(target, channel.rayleigh(LOSSES), seed=s, policy=wflmc.Policy(schedule="unbiased")).active_devices[0])
+        int(
+            plan(
+                target,
+                channel.rayleigh(LOSSES),
+                seed=s,
+                policy=wflmc.Policy(schedule="unbiased"),
+            ).active_devices[0]
+        )
         for s in range(5)
     }
     assert len(chosen) == 1
@@ -192,8 +249,15 @@ def test_the_number_of_senders_is_the_best_one():
 
 def test_more_rounds_begin_with_the_same_schedule(unlike):
     for fading in (channel.static(LOSSES), channel.rayleigh(LOSSES, 0.5)):
-        short = plan(unlike, fading, policy=wflmc.Policy(schedule="unbiased", senders=10))
-        longer = plan(unlike, fading, policy=wflmc.Policy(schedule="unbiased", senders=10), samples=70)
+        short = plan(
+            unlike, fading, policy=wflmc.Policy(schedule="unbiased", senders=10)
+        )
+        longer = plan(
+            unlike,
+            fading,
+            policy=wflmc.Policy(schedule="unbiased", senders=10),
+            samples=70,
+        )
         later = plan(
             unlike,
             fading,
@@ -202,16 +266,24 @@ def test_more_rounds_begin_with_the_same_schedule(unlike):
             samples=20,
             sampler=wflmc.Sampler(start=100),
         )
-        np.testing.assert_array_equal(longer.weight, np.concatenate([short.weight, later.weight]))
+        np.testing.assert_array_equal(
+            longer.weight, np.concatenate([short.weight, later.weight])
+        )
 
 
 def test_what_is_refused(unlike):
     for senders in (-1, 31):
         with pytest.raises(InputError, match="senders"):
-            plan(unlike, channel.rayleigh(0.01), policy=wflmc.Policy(schedule="unbiased", senders=senders))
+            plan(
+                unlike,
+                channel.rayleigh(0.01),
+                policy=wflmc.Policy(schedule="unbiased", senders=senders),
+            )
     table = channel.rayleigh(0.01).draw(np.random.default_rng(0), 100, 30)
     with pytest.raises(InputError, match="law is known"):
-        plan(unlike, channel.from_array(table), policy=wflmc.Policy(schedule="unbiased"))
+        plan(
+            unlike, channel.from_array(table), policy=wflmc.Policy(schedule="unbiased")
+        )
     with pytest.raises(InputError, match="threshold, all, unbiased"):
         plan(unlike, channel.rayleigh(0.01), policy=wflmc.Policy(schedule="some"))
 
@@ -225,7 +297,12 @@ def test_command(tmp_path, plan_of, call):
     assert document["threshold"] == [None] * 100
     assert not any("seed" in warning for warning in document["warnings"])
     path.write_text(text.format("all") + "senders = 4\n")
-    assert sum("link.seed" in w or "policy.senders" in w for w in plan_of(path)["warnings"]) == 2
+    assert (
+        sum(
+            "link.seed" in w or "policy.senders" in w for w in plan_of(path)["warnings"]
+        )
+        == 2
+    )
     path.write_text(text.format("unbiased") + "senders = 11\n")
     code, _, err = call("plan", path)
     assert code == 2

@@ -19,7 +19,9 @@ def two_rays(power):
     """A strong ray and one that fades: |h|² has mean `power`."""
 
     def draw(generator, rounds, devices):
-        return np.sqrt(np.asarray(power)) * np.sqrt(0.5 + generator.exponential(0.5, (rounds, devices)))
+        return np.sqrt(np.asarray(power)) * np.sqrt(
+            0.5 + generator.exponential(0.5, (rounds, devices))
+        )
 
     return Fading("two-rays", draw)
 

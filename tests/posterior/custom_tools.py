@@ -34,5 +34,10 @@ def as_own(known, **keywords):
     """A Gaussian posterior, written as a log-likelihood."""
     data = rows_of(known, known.target)
     return wflmc.posterior_from(
-        gaussian_likelihood, gaussian_prior, data, initial=jnp.zeros(known.dim), devices=owners_of(known), **keywords
+        gaussian_likelihood,
+        gaussian_prior,
+        data,
+        initial=jnp.zeros(known.dim),
+        devices=owners_of(known),
+        **keywords,
     )

@@ -17,7 +17,15 @@ from wflmc.sums import reference
 
 from ..conftest import FULL, count
 from ..sampling.compile_tools import clipped_sum, gradients
-from .custom_tools import GAUSSIAN, KEY, RAGGED, as_own, gaussian_likelihood, owners_of, rows_of
+from .custom_tools import (
+    GAUSSIAN,
+    KEY,
+    RAGGED,
+    as_own,
+    gaussian_likelihood,
+    owners_of,
+    rows_of,
+)
 
 LINK = wflmc.Link(wflmc.channel.static(power=1.0), snr_db=60)
 
@@ -48,8 +56,13 @@ def normal(*shape):
     return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
 
 
-SOFTMAX = wflmc.softmax_regression(KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED)
-PAIRS = {"gaussian": (GAUSSIAN, as_own(GAUSSIAN)), "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0))}
+SOFTMAX = wflmc.softmax_regression(
+    KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED
+)
+PAIRS = {
+    "gaussian": (GAUSSIAN, as_own(GAUSSIAN)),
+    "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0)),
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -72,7 +85,11 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chai
         return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
 
     sums = of(known)
-    for mine in (own, own.on_accelerator(3, 1e9, by_example), replace(own, block=1).on_accelerator(3, 1.0, by_example)):
+    for mine in (
+        own,
+        own.on_accelerator(3, 1e9, by_example),
+        replace(own, block=1).on_accelerator(3, 1.0, by_example),
+    ):
         for found, wanted in zip(of(mine), sums, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
 
@@ -81,14 +98,20 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
     _, own = PAIRS["softmax"]
     arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
     for by_example in (False, True):
-        each = (None, jnp.full(7, 0.8)) if by_example else ()  # no key, and the clip of an example
+        each = (
+            (None, jnp.full(7, 0.8)) if by_example else ()
+        )  # no key, and the clip of an example
         whole = clipped_sum(own, *arguments, *each)
-        monkeypatch.setattr("wflmc.posterior.custom.posterior.EXAMPLE_BYTES", 3 * own._bytes(by_example))
+        monkeypatch.setattr(
+            "wflmc.posterior.custom.posterior.EXAMPLE_BYTES", 3 * own._bytes(by_example)
+        )
         few = own.on_accelerator(1, 1e9, by_example)
         assert few.example_block == 3
         assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
-        for found, wanted in zip(clipped_sum(few, *arguments, *each), whole, strict=True):
+        for found, wanted in zip(
+            clipped_sum(few, *arguments, *each), whole, strict=True
+        ):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -96,8 +119,12 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
 def test_gradients_norms_and_single_devices(name):
     known, own = PAIRS[name]
     theta = normal(2, known.dim)
-    np.testing.assert_allclose(gradients(own, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradients(own, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5
+    )
     one = jnp.ones(1)
     for index in (0, known.devices - 1):
         found = clipped_sum(own.device(index), theta[0], one, 5 * one)
@@ -111,8 +138,12 @@ def test_estimates_are_the_hessians_eigenvalues():
     assert own.mu == pytest.approx(GAUSSIAN.mu, rel=1e-4)
     assert pytest.approx(GAUSSIAN.L, rel=1e-4) == own.L
     for init in ("prior", "zero"):  # the start is a point at zero either way
-        assert own.initial_w2_sq(init) == pytest.approx(GAUSSIAN.initial_w2_sq("zero"), rel=1e-3)
-    assert as_own(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(GAUSSIAN.initial_w2_sq("prior"), rel=1e-3)
+        assert own.initial_w2_sq(init) == pytest.approx(
+            GAUSSIAN.initial_w2_sq("zero"), rel=1e-3
+        )
+    assert as_own(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(
+        GAUSSIAN.initial_w2_sq("prior"), rel=1e-3
+    )
     assert PAIRS["softmax"][1].estimated == ()
 
 
@@ -133,10 +164,17 @@ def test_plans_say_what_was_estimated():
     assert "Laplace estimate" in told
     assert "Mini-batches" in told
     silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
-    told = " ".join(wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings)
+    told = " ".join(
+        wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings
+    )
     assert "estimate" not in told
     half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
-    assert "L estimated by" in wflmc.plan(half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings[-1]
+    assert (
+        "L estimated by"
+        in wflmc.plan(
+            half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common
+        ).warnings[-1]
+    )
 
 
 @pytest.mark.parametrize("batch", [None, 4])
@@ -146,7 +184,13 @@ def test_sampling_has_the_exact_gaussian_law(batch):
     own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
     step = 0.2 / (own.mu + own.L)
     plan = wflmc.plan(
-        own, LINK, wflmc.Privacy(clip=1e5), step_size=step, burn_in=20, samples=1, sampler=wflmc.Sampler(init="zero")
+        own,
+        LINK,
+        wflmc.Privacy(clip=1e5),
+        step_size=step,
+        burn_in=20,
+        samples=1,
+        sampler=wflmc.Sampler(init="zero"),
     )
     trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
     assert trace.clip_rate.max() == 0
@@ -154,7 +198,9 @@ def test_sampling_has_the_exact_gaussian_law(batch):
     mean, variance = law.mean[-1], np.diagonal(law.covariance[-1])
     theta = trace.theta[:, -1]
     spread = theta.var(0, ddof=1)
-    assert np.all(np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains))  # batches are unbiased
+    assert np.all(
+        np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains)
+    )  # batches are unbiased
     if batch is None:
         assert np.all(np.abs(spread / variance - 1) < 4.5 * np.sqrt(2 / chains))
     else:
@@ -178,24 +224,45 @@ def test_logistic_regression_against_quadrature():
         return -0.5 * (parameters["slope"] ** 2 + parameters["other"] ** 2)
 
     start = {"slope": 0.0, "other": 0.0}
-    own = wflmc.posterior_from(log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0)
-    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [0.0, 3.0]  # slope, other
+    own = wflmc.posterior_from(
+        log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0
+    )
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [
+        0.0,
+        3.0,
+    ]  # slope, other
     logits = grid @ X.T
-    log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(-1)
+    log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(
+        -1
+    )
     density = np.exp(log_density - log_density.max())
     density /= density.sum()
     mean = (density[..., None] * grid).sum((0, 1))
     square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
-    plan = wflmc.plan(own, LINK, wflmc.Privacy(clip=1e4), step_size=0.05 / own.L, burn_in=500, samples=1)
+    plan = wflmc.plan(
+        own,
+        LINK,
+        wflmc.Privacy(clip=1e4),
+        step_size=0.05 / own.L,
+        burn_in=500,
+        samples=1,
+    )
     chains = count(500, 2000)
     trace = wflmc.sample(jax.random.key(1), own, plan, chains=chains)
     drawn = own.unflatten(trace.theta[:, -1])
     for index, name in enumerate(("slope", "other")):
         values = drawn[name]
         # A step of 0.05/L changes variances by 2.5 % at most.
-        assert abs(values.mean() - mean[index]) < 4.5 * np.sqrt(square[index] / chains) + 0.01
+        assert (
+            abs(values.mean() - mean[index])
+            < 4.5 * np.sqrt(square[index] / chains) + 0.01
+        )
         assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / chains) + 0.025
-    probability = own.predictive(lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]), trace.theta, X[:5])
+    probability = own.predictive(
+        lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]),
+        trace.theta,
+        X[:5],
+    )
     by_grid = (density[..., None] / (1 + np.exp(-(grid @ X[:5].T)))).sum((0, 1))
     assert np.abs(np.asarray(probability).mean(0) - by_grid).max() < 0.02
 
@@ -246,11 +313,17 @@ def test_batches_keep_the_clip_and_are_unbiased():
 
     @jax.jit
     def sent(posterior, keys, limit=None):
-        return jax.vmap(lambda key: posterior.clipped_sum(theta, at, jnp.full(K, jnp.inf), key, limit)[0])(keys)
+        return jax.vmap(
+            lambda key: posterior.clipped_sum(
+                theta, at, jnp.full(K, jnp.inf), key, limit
+            )[0]
+        )(keys)
 
     draws = sent(own, keys)
     exact = gradients(own, theta)[2]
-    assert np.all(np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3)
+    assert np.all(
+        np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3
+    )
     # A record changes what its device sends by twice the example clip at most, whatever is drawn.
     c = 0.7
     u, v = (np.array(values) for values in own.data)
@@ -262,12 +335,19 @@ def test_batches_keep_the_clip_and_are_unbiased():
     assert (change == 0).any()  # not always drawn
     scale = np.maximum(own.sizes / 3, 1)
     whole = as_own(GAUSSIAN, mu=1.0, L=90.0).example_norms(theta)
-    np.testing.assert_allclose(own.example_norms(theta), whole * np.repeat(scale, own.sizes), rtol=1e-5)
+    np.testing.assert_allclose(
+        own.example_norms(theta), whole * np.repeat(scale, own.sizes), rtol=1e-5
+    )
 
 
 def test_batches_of_all_examples_are_no_batches():
-    many, whole = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000), as_own(GAUSSIAN, mu=1.0, L=90.0)
-    plan = wflmc.plan(whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5)
+    many, whole = (
+        as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000),
+        as_own(GAUSSIAN, mu=1.0, L=90.0),
+    )
+    plan = wflmc.plan(
+        whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5
+    )
     traces = [wflmc.sample(KEY, p, plan, chains=2).theta for p in (many, whole)]
     np.testing.assert_array_equal(*traces)
 
@@ -294,17 +374,25 @@ def test_the_audit_holds(unit, batch):
         )
 
     plus, minus = side(1), side(-1)
-    plan = wflmc.plan(plus, LINK, privacy, step_size=0.1, burn_in=5, samples=5, initial_w2_sq=1.0)
+    plan = wflmc.plan(
+        plus, LINK, privacy, step_size=0.1, burn_in=5, samples=5, initial_w2_sq=1.0
+    )
     report = audit_pair(jax.random.key(2), plan, plus, minus, device=2, trials=4000)
     assert report.consistent, report
-    if batch is None:  # drawn in half of the rounds only, a record is hidden better than is claimed
+    if (
+        batch is None
+    ):  # drawn in half of the rounds only, a record is hidden better than is claimed
         assert report.tests[0].mu_lower > 0.6 * report.tests[0].mu_claimed
 
 
 def test_compiled_code_is_shared_by_equal_models():
     def make(scale):
         return wflmc.posterior_from(
-            lambda p, d: -scale * (d - p) ** 2, lambda p: -0.5 * p**2, np.arange(4.0), initial=0.0, devices=2
+            lambda p, d: -scale * (d - p) ** 2,
+            lambda p: -0.5 * p**2,
+            np.arange(4.0),
+            initial=0.0,
+            devices=2,
         )
 
     one, same, other = make(0.5), make(0.5), make(0.7)
@@ -334,7 +422,9 @@ def test_runs_have_names_that_last():
             exec(script.format(constant), {})
         names.append(here.getvalue())
     command = [sys.executable, "-c", script.format(1.0)]
-    elsewhere = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    elsewhere = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout
     assert elsewhere == names[0] != names[1]
 
 
@@ -362,9 +452,15 @@ def test_a_device_alone_draws_the_batches_it_draws_among_others():
     posterior = as_own(GAUSSIAN, batch=2, mu=1.0, L=90.0)
     theta, key = jnp.ones(posterior.dim), jax.random.key(8)
     devices = range(6) if FULL else (1, 5)
-    weight, clip = np.isin(np.arange(6), devices).astype(np.float32), jnp.full(6, jnp.inf)
+    weight, clip = (
+        np.isin(np.arange(6), devices).astype(np.float32),
+        jnp.full(6, jnp.inf),
+    )
     whole, _ = clipped_sum(posterior, theta, weight, clip, key)
-    alone = [clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0] for k in devices]
+    alone = [
+        clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0]
+        for k in devices
+    ]
     np.testing.assert_allclose(sum(alone), whole, rtol=1e-4, atol=1e-4)
 
 
@@ -381,7 +477,10 @@ def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_ar
         "samples": 5,
         "policy": wflmc.Policy(objective="exact"),
     }
-    plans = [wflmc.plan(each, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how) for each in (known, own)]
+    plans = [
+        wflmc.plan(each, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how)
+        for each in (known, own)
+    ]
     assert plans[1].objective == pytest.approx(plans[0].objective, rel=1e-3)
     np.testing.assert_allclose(plans[1].gain, plans[0].gain, rtol=1e-2)
 
@@ -393,14 +492,26 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
     def likelihood(w, example):
         return -(jnp.sqrt(jnp.abs(example["y"] - example["x"] @ w)) ** 2)
 
-    data, constants = {"x": normal(40, 6), "y": normal(40)}, {"devices": 4, "mu": 1.0, "L": 9.0}
-    own = wflmc.posterior_from(likelihood, lambda w: -jnp.sum(w**2), data, initial=np.ones(6), **constants)
+    data, constants = (
+        {"x": normal(40, 6), "y": normal(40)},
+        {"devices": 4, "mu": 1.0, "L": 9.0},
+    )
+    own = wflmc.posterior_from(
+        likelihood, lambda w: -jnp.sum(w**2), data, initial=np.ones(6), **constants
+    )
     own.data["y"][0, 2], own.data["x"][0, 2] = 0.0, 0.0  # √|0|² has no gradient
-    theta, weight, clip, most = normal(3, 6), np.ones(4), np.full(4, 2.0), np.full(4, 0.3)
+    theta, weight, clip, most = (
+        normal(3, 6),
+        np.ones(4),
+        np.full(4, 2.0),
+        np.full(4, 0.3),
+    )
 
     def sums():
         ready = own.on_accelerator(3, 2**20, True)
-        return jax.vmap(lambda at: ready.unrounded_sum(at, weight, clip, example_clip=most))(theta)
+        return jax.vmap(
+            lambda at: ready.unrounded_sum(at, weight, clip, example_clip=most)
+        )(theta)
 
     together, norms = sums()
     monkeypatch.setattr(custom, "CPU_CACHE_BYTES", 0)  # no cache holds anything
@@ -413,8 +524,12 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
         records = []
         for device in range(4):
             rows = {name: values[device] for name, values in own.data.items()}
-            each = -np.asarray(jax.vmap(jax.grad(likelihood), (None, 0))(at, rows), float)
+            each = -np.asarray(
+                jax.vmap(jax.grad(likelihood), (None, 0))(at, rows), float
+            )
             records.append(each[np.isfinite(each).all(1)])
         prior_share = 2 * at / 4
-        wanted = reference.record_clipped_sum(records, prior_share, weight=weight, clip=clip, example_clip=most)
+        wanted = reference.record_clipped_sum(
+            records, prior_share, weight=weight, clip=clip, example_clip=most
+        )
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

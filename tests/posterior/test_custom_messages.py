@@ -20,13 +20,17 @@ LARGE = Y.astype(int) * 3_000_000_000
 
 
 def make(likelihood=gaussian_likelihood, prior=gaussian_prior, data=(X, Y), **keywords):
-    return wflmc.posterior_from(likelihood, prior, data, **{"initial": np.zeros(2), "devices": 4, **keywords})
+    return wflmc.posterior_from(
+        likelihood, prior, data, **{"initial": np.zeros(2), "devices": 4, **keywords}
+    )
 
 
 def walled(theta, example):
     """It has no value once θ is more than 0.1 from zero."""
     near = theta @ theta < 0.01
-    return gaussian_likelihood(theta, (example[0], example[1] + 100)) + jnp.where(near, 0.0, jnp.nan)
+    return gaussian_likelihood(theta, (example[0], example[1] + 100)) + jnp.where(
+        near, 0.0, jnp.nan
+    )
 
 
 def negative_binomial(theta, example):
@@ -34,7 +38,11 @@ def negative_binomial(theta, example):
     u, count = example
     size, mean = jnp.exp(theta[0]), jnp.exp(theta[1] + 0 * u[0])
     gammas = jax.lax.lgamma(count + size) - jax.lax.lgamma(size)
-    return gammas + size * jnp.log(size / (size + mean)) + count * jnp.log(mean / (size + mean))
+    return (
+        gammas
+        + size * jnp.log(size / (size + mean))
+        + count * jnp.log(mean / (size + mean))
+    )
 
 
 def two_steps(theta, example):
@@ -116,7 +124,12 @@ def test_a_mu_that_is_l():
     """Here mu is L, and float32 must not refuse what is known."""
     known = float(X[:, 0] @ X[:, 0]) + 1
     made = wflmc.posterior_from(
-        lambda t, e: -0.5 * (t * e) ** 2, lambda t: -0.5 * t**2, X[:, 0], initial=1.0, devices=4, mu=known
+        lambda t, e: -0.5 * (t * e) ** 2,
+        lambda t: -0.5 * t**2,
+        X[:, 0],
+        initial=1.0,
+        devices=4,
+        mu=known,
     )
     assert made.mu <= made.L == pytest.approx(known, rel=1e-5)
 
@@ -125,7 +138,9 @@ def test_a_cost_that_is_convex_at_the_mode_alone():
     counts = np.random.default_rng(0).negative_binomial(30, 0.5, 40)
     made = make(negative_binomial, lambda t: -0.05 * t @ t, (X, counts))
     assert made.mu == made.laplace[1].min() > 0
-    assert made.estimated[0].startswith("mu (at the mode alone: at the start the least eigenvalue is -")
+    assert made.estimated[0].startswith(
+        "mu (at the mode alone: at the start the least eigenvalue is -"
+    )
     assert made.estimated[1] == "L"  # plans warn of these by name
 
 
@@ -133,27 +148,46 @@ def test_a_cost_that_is_convex_at_the_mode_alone():
 def test_a_mode_as_good_as_float32_has_it(offset):
     """A cost whose constant hides its slopes from float32 is no failed search; nor is a start at the mode."""
     found = make(lambda t, e: gaussian_likelihood(t, e) - offset)
-    again = make(lambda t, e: gaussian_likelihood(t, e) - offset, initial=found.laplace[0])
+    again = make(
+        lambda t, e: gaussian_likelihood(t, e) - offset, initial=found.laplace[0]
+    )
     exact = np.linalg.solve(X.T @ X + np.eye(2), X.T @ Y)
     for made in (found, again):
-        np.testing.assert_allclose(made.laplace[0], exact, atol=1e-3 if not offset else 0.5)
+        np.testing.assert_allclose(
+            made.laplace[0], exact, atol=1e-3 if not offset else 0.5
+        )
 
 
 def test_names_of_axes_are_free_for_parameters():
-    parameters = {"chain": np.zeros((2, 3)), "draw": np.zeros((2, 3)), "draw_": np.zeros((2, 3))}
-    assert set(trace._named(parameters, trace.DRAWN, "theta")) == {"chain_", "draw_", "draw__"}
-    assert set(trace._named({"device": Y, "observation": Y}, ("observation",), "y")) == {"device_", "observation_"}
+    parameters = {
+        "chain": np.zeros((2, 3)),
+        "draw": np.zeros((2, 3)),
+        "draw_": np.zeros((2, 3)),
+    }
+    assert set(trace._named(parameters, trace.DRAWN, "theta")) == {
+        "chain_",
+        "draw_",
+        "draw__",
+    }
+    assert set(
+        trace._named({"device": Y, "observation": Y}, ("observation",), "y")
+    ) == {"device_", "observation_"}
 
 
 def test_what_draws_outcomes_takes_a_key():
     asked = trace.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
-    with pytest.raises(wflmc.InputError, match=r"predictive fails.*\(key, parameters, example\)"):
+    with pytest.raises(
+        wflmc.InputError, match=r"predictive fails.*\(key, parameters, example\)"
+    ):
         trace._outcomes(np.zeros((1, 2, 2)), asked)
 
 
 def test_words_cross_process_borders():
     error = wflmc.InputError("data", Found("has no arrays"), "arrays")
-    assert str(pickle.loads(pickle.dumps(error))) == "data has no arrays, but it must be arrays."
+    assert (
+        str(pickle.loads(pickle.dumps(error)))
+        == "data has no arrays, but it must be arrays."
+    )
 
 
 def test_a_search_that_ends_early_says_so():

@@ -14,7 +14,12 @@ from wflmc.support.errors import InputError
 from ..cli_tools import strict
 
 KEY = jax.random.key(0)
-NAMES = {"from one": [1, 2, 3], "with gaps": [-1, 4, 7], "text": ["cat", "dog", "owl"], "floats": [1.0, 2.0, 3.0]}
+NAMES = {
+    "from one": [1, 2, 3],
+    "with gaps": [-1, 4, 7],
+    "text": ["cat", "dog", "owl"],
+    "floats": [1.0, 2.0, 3.0],
+}
 SCENARIO = """
 [posterior]
 model = "softmax"
@@ -37,7 +42,9 @@ def data():
     """Features and classes 0, 1, 2."""
     generator = np.random.default_rng(0)
     X = generator.standard_normal((60, 2))
-    return X, np.argmax(X @ generator.standard_normal((2, 3)) + generator.gumbel(size=(60, 3)), axis=1)
+    return X, np.argmax(
+        X @ generator.standard_normal((2, 3)) + generator.gumbel(size=(60, 3)), axis=1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,9 @@ def counted(data):
     posterior = wflmc.softmax_regression(KEY, 4, X=data[0], y=data[1])
     link = wflmc.Link(wflmc.channel.static(1.0))
     step = 1 / (posterior.mu + posterior.L)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(50, 0.01), step_size=step, burn_in=6, samples=5)
+    plan = wflmc.plan(
+        posterior, link, wflmc.Privacy(50, 0.01), step_size=step, burn_in=6, samples=5
+    )
     return posterior, wflmc.sample(KEY, posterior, plan, 3)
 
 
@@ -71,10 +80,14 @@ def test_scores_of_sbfl(data, counted):
     posterior = wflmc.softmax_regression(KEY, 4, X=X, y=classes + 1)
     theta = sbfl(KEY, posterior, links, rounds=8)[:, None]
     scores = predictive_scores(posterior, theta, X, classes + 1)
-    np.testing.assert_array_equal(scores.nll, predictive_scores(reference, theta, X, classes).nll)
+    np.testing.assert_array_equal(
+        scores.nll, predictive_scores(reference, theta, X, classes).nll
+    )
 
 
-@pytest.mark.parametrize("names", [[1, 2, 3], ["cat", "dog", "owl"]], ids=["numbers", "text"])
+@pytest.mark.parametrize(
+    "names", [[1, 2, 3], ["cat", "dog", "owl"]], ids=["numbers", "text"]
+)
 def test_arviz_has_the_labels_of_the_data(data, counted, names):
     (X, classes), (reference, trace) = data, counted
     y = np.array(names)[classes]
@@ -90,11 +103,17 @@ def test_declared_classes():
     X = np.ones((4, 2))
     number = wflmc.softmax_regression(KEY, 2, X=X, y=[0, 2, 2, 0], classes=4)
     assert (number.classes, number.class_names) == (4, (0, 1, 2, 3))
-    named = wflmc.softmax_regression(KEY, 2, X=X, y=["no", "yes", "no", "no"], classes=["yes", "no", "maybe"])
+    named = wflmc.softmax_regression(
+        KEY, 2, X=X, y=["no", "yes", "no", "no"], classes=["yes", "no", "maybe"]
+    )
     np.testing.assert_array_equal(np.sort(named.labels.ravel()), [0, 1, 1, 1])
     assert set(named.observed[0]) == {"yes", "no"}
-    assert wflmc.softmax_regression(KEY, 2, X=X, y=[True, False, True, True]).class_names == (0, 1)
-    assert wflmc.softmax_regression(KEY, 2, X=X, y=np.array(list("abab"), dtype=object)).class_names == ("a", "b")
+    assert wflmc.softmax_regression(
+        KEY, 2, X=X, y=[True, False, True, True]
+    ).class_names == (0, 1)
+    assert wflmc.softmax_regression(
+        KEY, 2, X=X, y=np.array(list("abab"), dtype=object)
+    ).class_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +148,10 @@ def test_files(call, tmp_path, data):
     y = classes + 1
     np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X, y_test=y)
     np.savez(tmp_path / "e.npz", X=X, y=classes, X_test=X, y_test=classes)
-    text = [f"{a},{b},{['cat', 'dog', 'owl'][c]}" for (a, b), c in zip(X, classes, strict=True)]
+    text = [
+        f"{a},{b},{['cat', 'dog', 'owl'][c]}"
+        for (a, b), c in zip(X, classes, strict=True)
+    ]
     (tmp_path / "d.csv").write_text("\n".join(text))
     (tmp_path / "h.csv").write_text("\n".join(["a,b,y", *text]))
     path = tmp_path / "s.toml"
@@ -141,7 +163,11 @@ def test_files(call, tmp_path, data):
         documents[name] = strict(out)
         assert documents[name]["constants"]["dim"] == 6
     assert documents["d.npz"]["classes"] == [1, 2, 3]
-    assert documents["d.csv"]["classes"] == documents["h.csv"]["classes"] == ["cat", "dog", "owl"]
+    assert (
+        documents["d.csv"]["classes"]
+        == documents["h.csv"]["classes"]
+        == ["cat", "dog", "owl"]
+    )
     path.write_text(SCENARIO.format(data="d.npz"))
     found = strict(call("run", path, "--out", tmp_path / "o", "--json")[1])
     wanted = strict(call("run", path, "--set", "posterior.data=e.npz", "--json")[1])
@@ -155,9 +181,15 @@ def test_files(call, tmp_path, data):
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
-        (["1,2,a", "1,3,4", "2,2,b"], "y may be all text for a softmax model; line 1 has none in column 3"),
+        (
+            ["1,2,a", "1,3,4", "2,2,b"],
+            "y may be all text for a softmax model; line 1 has none in column 3",
+        ),
         (["1,2,a", "1,x,b", "2,2,b"], "line 2 has none in column "),
-        (["1,2,a", "1,3,", "2,2,b"], "y may be all text for a softmax model; line 1 has none in column 3"),
+        (
+            ["1,2,a", "1,3,", "2,2,b"],
+            "y may be all text for a softmax model; line 1 has none in column 3",
+        ),
     ],
 )
 def test_bad_columns_of_labels(call, tmp_path, rows, part):
@@ -180,7 +212,9 @@ def test_labels_of_a_test_set_that_nobody_has_seen(call, tmp_path, data):
 
 def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     """Each has its part with labels as in the data, and the model of all classes, whatever labels it has itself."""
-    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'wflmc[flower]'")
+    pytest.importorskip(
+        "flwr", reason="Flower is not installed: pip install 'wflmc[flower]'"
+    )
     from wflmc.apps.federation.device import devices_in, open_device
     from wflmc.apps.federation.server import trace_of
 
@@ -188,14 +222,27 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
 
     X, classes = data
     np.savez(tmp_path / "d.npz", X=X, y=np.array(["cat", "dog", "owl"])[classes])
-    changes = {"model": "softmax", "data": str(tmp_path / "d.npz"), "examples": 60, "dim": 2, "partition": "by-label"}
-    made = federation(tmp_path / "f", {f"posterior.{key}": value for key, value in changes.items()})
-    held = [set(np.load(tmp_path / "f" / f"device-{k}" / "data.npz")["y"].tolist()) for k in range(5)]
+    changes = {
+        "model": "softmax",
+        "data": str(tmp_path / "d.npz"),
+        "examples": 60,
+        "dim": 2,
+        "partition": "by-label",
+    }
+    made = federation(
+        tmp_path / "f", {f"posterior.{key}": value for key, value in changes.items()}
+    )
+    held = [
+        set(np.load(tmp_path / "f" / f"device-{k}" / "data.npz")["y"].tolist())
+        for k in range(5)
+    ]
     assert set.union(*held) == {"cat", "dog", "owl"}
     assert held[0] == {"cat"}
     server = made.server()
     run_on_grid(server, devices_in(tmp_path / "f"))
-    np.testing.assert_allclose(trace_of(server).theta, made.simulated().theta, atol=ROUNDING)
+    np.testing.assert_allclose(
+        trace_of(server).theta, made.simulated().theta, atol=ROUNDING
+    )
     np.savez(tmp_path / "f" / "device-0" / "data.npz", X=X, y=classes)
     open_device.cache_clear()
     with pytest.raises(InputError, match="labelled by cat, dog, owl"):

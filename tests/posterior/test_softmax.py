@@ -29,7 +29,9 @@ def data_of(examples=60, dim=3, classes=4, seed=0):
 def held_by(posterior, X):
     """Which examples every device holds, [K, N], found again among the rows of its padded block."""
     blocks = zip(posterior.features, posterior.sizes, strict=True)
-    return np.array([[(row == rows[:size]).all(1).any() for row in X] for rows, size in blocks])
+    return np.array(
+        [[(row == rows[:size]).all(1).any() for row in X] for rows, size in blocks]
+    )
 
 
 def cost(theta, rows, labels, held, devices, prior_std):
@@ -45,12 +47,19 @@ gradient_of_cost = jax.jit(jax.grad(cost))
 @pytest.mark.parametrize(("partition", "devices"), CASES)
 def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     X, y = data_of()
-    posterior = wflmc.softmax_regression(jax.random.key(0), devices, X=X, y=y, partition=partition, prior_std=0.7)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), devices, X=X, y=y, partition=partition, prior_std=0.7
+    )
     assert posterior.sizes.sum() == 60
     theta = jax.random.normal(jax.random.key(1), (posterior.dim,))
     held = held_by(posterior, X)
     np.testing.assert_array_equal(held.sum(1), posterior.sizes)
-    wanted = np.stack([gradient_of_cost(theta, X, y, rows, devices, 0.7) for rows in held.astype(float)])
+    wanted = np.stack(
+        [
+            gradient_of_cost(theta, X, y, rows, devices, 0.7)
+            for rows in held.astype(float)
+        ]
+    )
     np.testing.assert_allclose(gradients(posterior, theta), wanted, atol=2e-4)
     weight = np.linspace(0, 2, devices) if devices > 1 else np.ones(1)
     clip = np.full(devices, float(np.median(np.linalg.norm(wanted, axis=1))))
@@ -58,53 +67,86 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     lengths = np.linalg.norm(wanted, axis=1)
     clipped = reference.clip_vectors(wanted, clip)
     np.testing.assert_allclose(norm, lengths, rtol=1e-4)
-    np.testing.assert_allclose(total, reference.device_clipped_sum(wanted, weight, clip), atol=5e-4)
+    np.testing.assert_allclose(
+        total, reference.device_clipped_sum(wanted, weight, clip), atol=5e-4
+    )
     for k in range(devices) if FULL else {0, devices - 1}:
-        alone, _ = clipped_sum(posterior.device(k), theta, jnp.ones(1), jnp.asarray(clip[k : k + 1]))
+        alone, _ = clipped_sum(
+            posterior.device(k), theta, jnp.ones(1), jnp.asarray(clip[k : k + 1])
+        )
         np.testing.assert_allclose(alone, clipped[k], atol=2e-4)
 
 
 @pytest.mark.parametrize("block", [1, 3])
-@pytest.mark.parametrize("size", [0.3, 3.0, 100.0, 1e6])  # logits up to 2, 20, 1e3 and 1e7
+@pytest.mark.parametrize(
+    "size", [0.3, 3.0, 100.0, 1e6]
+)  # logits up to 2, 20, 1e3 and 1e7
 def test_gradients_of_logits_of_any_size(size, block):
     X, y = (np.asarray(values) for values in data_of(dim=4, classes=5))
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, X=X, y=y, partition="blocks")
-    theta = size * np.random.default_rng(2).standard_normal((2, posterior.dim)).astype(np.float32)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 3, X=X, y=y, partition="blocks"
+    )
+    theta = size * np.random.default_rng(2).standard_normal((2, posterior.dim)).astype(
+        np.float32
+    )
     held = [
-        jnp.asarray(values.reshape(-1, block, *values.shape[1:])) for values in (posterior.features, y.reshape(3, -1))
+        jnp.asarray(values.reshape(-1, block, *values.shape[1:]))
+        for values in (posterior.features, y.reshape(3, -1))
     ]
     columns = softmax_sums.columns_of(jnp.asarray(theta), 4)
     compiled = jax.jit(softmax_sums.likelihood_gradients)
-    found = np.concatenate([compiled(*data, columns) for data in zip(*held, strict=True)])
+    found = np.concatenate(
+        [compiled(*data, columns) for data in zip(*held, strict=True)]
+    )
     rows = np.asarray(posterior.features, np.float64)
     labels = y.reshape(3, -1)
     logits = np.einsum("knd,dcx->kncx", rows, np.asarray(columns, np.float64))
-    residual = np.stack([reference.softmax_residuals(chain, rows, labels, classes=5) for chain in theta], axis=-1)
+    residual = np.stack(
+        [
+            reference.softmax_residuals(chain, rows, labels, classes=5)
+            for chain in theta
+        ],
+        axis=-1,
+    )
     wanted = np.einsum("knd,kncx->kdcx", rows, residual)
     # A logit of float32 is off by some 2⁻²³ of its size, and a probability by a quarter of that.
-    np.testing.assert_allclose(found, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20)
+    np.testing.assert_allclose(
+        found, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20
+    )
 
 
 def test_chains_together_are_chains_one_by_one():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 5, examples=40, dim=3, classes=3)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 5, examples=40, dim=3, classes=3
+    )
     theta = jax.random.normal(jax.random.key(1), (7, posterior.dim))
     weight = jax.random.uniform(jax.random.key(2), (7, 5))
     clip = 1 + jax.random.uniform(jax.random.key(3), (7, 5))
     together = clipped_sums(posterior, theta, weight, clip)
-    shared = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(posterior, theta, weight[0], clip[0])
+    shared = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(
+        posterior, theta, weight[0], clip[0]
+    )
     for c in range(7):
-        for found, wanted in zip(together, clipped_sum(posterior, theta[c], weight[c], clip[c]), strict=True):
+        for found, wanted in zip(
+            together, clipped_sum(posterior, theta[c], weight[c], clip[c]), strict=True
+        ):
             np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
-        for found, wanted in zip(shared, clipped_sum(posterior, theta[c], weight[0], clip[0]), strict=True):
+        for found, wanted in zip(
+            shared, clipped_sum(posterior, theta[c], weight[0], clip[0]), strict=True
+        ):
             np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_chains_that_no_cache_holds_are_taken_some_at_a_time():
     """More than 64 chains of many parameters and devices of few rows; the last ones do not fill a part."""
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=6, dim=9000, classes=2, partition="blocks")
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 3, examples=6, dim=9000, classes=2, partition="blocks"
+    )
     theta = jax.random.normal(jax.random.key(1), (130, posterior.dim)) / 9000**0.5
     weight, clip = jnp.arange(1.0, 4.0), jnp.full(3, 20.0)
-    sums, norms = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(posterior, theta, weight, clip)
+    sums, norms = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum, (0, None, None))(*a))(
+        posterior, theta, weight, clip
+    )
     assert (sums.shape, norms.shape) == (theta.shape, (130, 3))
     for c in (0, 63, 64, 129):
         wanted, lengths = clipped_sum(posterior, theta[c], weight, clip)
@@ -116,7 +158,10 @@ def results_of(jaxpr):
     """The sizes of all arrays that a traced function makes on its way, inner functions and loops included."""
     for equation in jaxpr.eqns:
         yield from (int(np.prod(result.aval.shape)) for result in equation.outvars)
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "jaxpr")):
+        for value in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda value: hasattr(value, "jaxpr"),
+        ):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from results_of(inner)
@@ -128,16 +173,26 @@ def test_memory_does_not_grow_with_the_devices(rows):
 
     def made(devices):
         posterior = wflmc.softmax_regression(
-            jax.random.key(0), devices, examples=rows * devices, dim=10, partition="blocks"
+            jax.random.key(0),
+            devices,
+            examples=rows * devices,
+            dim=10,
+            partition="blocks",
         )
-        arguments = jnp.zeros((50, posterior.dim)), jnp.ones((50, devices)), jnp.ones((50, devices))
+        arguments = (
+            jnp.zeros((50, posterior.dim)),
+            jnp.ones((50, devices)),
+            jnp.ones((50, devices)),
+        )
         sums = jax.make_jaxpr(jax.vmap(posterior.clipped_sum))(*arguments)
         every = jax.make_jaxpr(jax.vmap(posterior.gradients))(arguments[0])
         return max(results_of(sums.jaxpr)), max(results_of(every.jaxpr))
 
     few, many = made(10), made(200)
     assert many[0] - few[0] < 0.1 * 50 * 200 * 100
-    assert many[1] == 50 * 200 * 100  # every device's gradient of every chain would be seen
+    assert (
+        many[1] == 50 * 200 * 100
+    )  # every device's gradient of every chain would be seen
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 3), st.floats(0.1, 5))
@@ -151,7 +206,10 @@ def test_curvature_lies_between_mu_and_L(seed, prior_std, spread):
     p = np.exp(X @ theta.T)
     p /= p.sum(1, keepdims=True)
     inner = p[:, :, None] * np.eye(3) - p[:, :, None] * p[:, None, :]
-    hessian = np.einsum("nab,ni,nj->aibj", inner, X, X).reshape(9, 9) + np.eye(9) / prior_std**2
+    hessian = (
+        np.einsum("nab,ni,nj->aibj", inner, X, X).reshape(9, 9)
+        + np.eye(9) / prior_std**2
+    )
     values = np.linalg.eigvalsh(hessian)
     assert posterior.mu * (1 - 1e-9) <= values[0]
     assert values[-1] <= posterior.L * (1 + 1e-9)
@@ -159,21 +217,31 @@ def test_curvature_lies_between_mu_and_L(seed, prior_std, spread):
 
 def test_permuting_devices_changes_nothing():
     X, y = data_of()
-    order = np.concatenate([np.arange(60).reshape(6, 10)[k] for k in (3, 0, 5, 1, 4, 2)])
+    order = np.concatenate(
+        [np.arange(60).reshape(6, 10)[k] for k in (3, 0, 5, 1, 4, 2)]
+    )
     first = wflmc.softmax_regression(jax.random.key(0), 6, X=X, y=y, partition="blocks")
-    second = wflmc.softmax_regression(jax.random.key(0), 6, X=X[order], y=y[order], partition="blocks")
+    second = wflmc.softmax_regression(
+        jax.random.key(0), 6, X=X[order], y=y[order], partition="blocks"
+    )
     theta = jax.random.normal(jax.random.key(1), (first.dim,))
     ones, clip = jnp.ones(6), jnp.full(6, 2.0)
     np.testing.assert_allclose(
-        clipped_sum(first, theta, ones, clip)[0], clipped_sum(second, theta, ones, clip)[0], atol=1e-4
+        clipped_sum(first, theta, ones, clip)[0],
+        clipped_sum(second, theta, ones, clip)[0],
+        atol=1e-4,
     )
     assert (first.mu, first.L) == pytest.approx((second.mu, second.L), rel=1e-9)
 
 
 def test_the_laplace_estimate():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=400, dim=2, classes=3)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 4, examples=400, dim=2, classes=3
+    )
     mode, variance = posterior.laplace
-    gradient, _ = clipped_sum(posterior, jnp.asarray(mode), jnp.ones(4), jnp.full(4, np.inf))
+    gradient, _ = clipped_sum(
+        posterior, jnp.asarray(mode), jnp.ones(4), jnp.full(4, np.inf)
+    )
     assert np.linalg.norm(gradient) < 1e-3 * posterior.L
     # The whole Hessian at the mode, by automatic differentiation.
     X, y = data_of(400, 2, 3)
@@ -184,7 +252,12 @@ def test_the_laplace_estimate():
     assert abs(posterior.initial_w2_sq() / whole - 1) < 0.03
     assert abs(posterior.initial_w2_sq("zero") - mode @ mode - variance.sum()) < 1e-9
     # Hardly any data: the posterior is the prior.
-    assert wflmc.softmax_regression(jax.random.key(0), 1, X=1e-4 * X[:5], y=y[:5]).initial_w2_sq() < 1e-3
+    assert (
+        wflmc.softmax_regression(
+            jax.random.key(0), 1, X=1e-4 * X[:5], y=y[:5]
+        ).initial_w2_sq()
+        < 1e-3
+    )
 
 
 def test_chains_reach_the_posterior():
@@ -197,7 +270,9 @@ def test_chains_reach_the_posterior():
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
     logits = X @ grid.T[:, None, :].reshape(2, 1, -1).transpose(1, 0, 2).reshape(1, -1)
     logits = logits.reshape(12, 2, -1)
-    density = (logits[np.arange(12), y] - np.logaddexp(logits[:, 0], logits[:, 1])).sum(0) - 0.5 * (grid**2).sum(1)
+    density = (logits[np.arange(12), y] - np.logaddexp(logits[:, 0], logits[:, 1])).sum(
+        0
+    ) - 0.5 * (grid**2).sum(1)
     density = np.exp(density - density.max())
     density /= density.sum()
     mean = density @ grid
@@ -211,15 +286,27 @@ def test_chains_reach_the_posterior():
     error = np.sqrt(np.diag(covariance) / chains)
     assert np.all(np.abs(theta.mean(0) - mean) < 4 * error)  # of the start, e⁻⁸ is left
     # The step adds η λ/4 of the variance to it, with curvature λ at most L: here below 4 %.
-    np.testing.assert_allclose(np.cov(theta.T), covariance, atol=4 * np.sqrt(2 / chains) * covariance.max() + 0.02)
+    np.testing.assert_allclose(
+        np.cov(theta.T),
+        covariance,
+        atol=4 * np.sqrt(2 / chains) * covariance.max() + 0.02,
+    )
 
 
 def test_predictions_are_means_over_draws():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 2, examples=30, dim=3, classes=4)
-    theta = np.random.default_rng(0).standard_normal((5, 6, posterior.dim)).astype(np.float32)
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 2, examples=30, dim=3, classes=4
+    )
+    theta = (
+        np.random.default_rng(0)
+        .standard_normal((5, 6, posterior.dim))
+        .astype(np.float32)
+    )
     features = np.random.default_rng(1).standard_normal((1030, 3))
     found = posterior.predict(theta, features)
-    logits = np.einsum("nd,abcd->abnc", features, theta.reshape(5, 6, 4, 3).astype(float))
+    logits = np.einsum(
+        "nd,abcd->abnc", features, theta.reshape(5, 6, 4, 3).astype(float)
+    )
     p = np.exp(logits)
     p /= p.sum(-1, keepdims=True)
     np.testing.assert_allclose(found, p.mean(1), atol=1e-5)
@@ -237,7 +324,9 @@ def test_synthetic_labels_follow_the_model():
         assert abs((y == c).sum() - p[:, c].sum()) < 4 * error
     # Bins of the predicted probability hold as many of the class as they say.
     near = (p[:, 0] > 0.6) & (p[:, 0] < 0.7)
-    assert abs((y[near] == 0).mean() - p[near, 0].mean()) < 4 * np.sqrt(0.25 / near.sum())
+    assert abs((y[near] == 0).mean() - p[near, 0].mean()) < 4 * np.sqrt(
+        0.25 / near.sum()
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,18 +351,37 @@ def test_bad_input(keywords, key):
 @pytest.mark.parametrize("examples", [6, 60])
 def test_a_posterior_for_each_chain(examples):
     """`vmap` over posteriors, with few rows a device and with many."""
-    both = [wflmc.softmax_regression(jax.random.key(s), 2, examples=examples, dim=3, classes=4) for s in (0, 1)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *both)
+    both = [
+        wflmc.softmax_regression(
+            jax.random.key(s), 2, examples=examples, dim=3, classes=4
+        )
+        for s in (0, 1)
+    ]
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *both
+    )
     theta, weight, clip = jnp.ones((2, 12)), jnp.ones(2), jnp.full(2, 3.0)
-    found = jax.jit(jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip)))(stacked, theta)
+    found = jax.jit(jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip)))(
+        stacked, theta
+    )
     for c, posterior in enumerate(both):
-        for part, wanted in zip(found, clipped_sum(posterior, theta[c], weight, clip), strict=True):
+        for part, wanted in zip(
+            found, clipped_sum(posterior, theta[c], weight, clip), strict=True
+        ):
             np.testing.assert_allclose(part[c], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_large_features_stay_float32_and_their_curvature_is_found_without_second_moments(monkeypatch):
+def test_large_features_stay_float32_and_their_curvature_is_found_without_second_moments(
+    monkeypatch,
+):
     X, y = data_of(500, 20)
-    arguments = {"X": X.astype(np.float32), "y": y, "classes": 4, "intercept": True, "partition": "blocks"}
+    arguments = {
+        "X": X.astype(np.float32),
+        "y": y,
+        "classes": 4,
+        "intercept": True,
+        "partition": "blocks",
+    }
     dense = wflmc.softmax_regression(jax.random.key(0), 5, **arguments)
     assert dense.features.dtype == np.float32
     whitened = dense.whitened(np.diag(np.linspace(0.5, 2, 21)))
@@ -289,13 +397,28 @@ def test_large_features_stay_float32_and_their_curvature_is_found_without_second
 def test_norms_of_rows_that_are_known_change_nothing(rows):
     """Clipping examples one by one, with devices of few rows, of one block of records, of several, and by pairs."""
     X, y = data_of(2 * rows, 4)
-    posterior = wflmc.softmax_regression(jax.random.key(0), 2, X=X, y=y, classes=4, partition="blocks")
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 2, X=X, y=y, classes=4, partition="blocks"
+    )
     theta = np.random.default_rng(0).standard_normal(posterior.dim).astype(np.float32)
     held = posterior.on_accelerator(1, 2.0**30, by_example=True)
     assert held.norms is not None
-    weight, clip, example_clip = np.ones(2), np.array([1e6, 0.05 * rows]), np.full(2, 0.7)
-    sums = [clipped_sum(one, theta, weight, clip, example_clip=example_clip)[0] for one in (posterior, held)]
-    records = reference.softmax_record_gradients(theta, X, y, classes=4).reshape(2, rows, -1)
-    wanted = reference.record_clipped_sum(records, theta / 2, weight=weight, clip=clip, example_clip=example_clip)
+    weight, clip, example_clip = (
+        np.ones(2),
+        np.array([1e6, 0.05 * rows]),
+        np.full(2, 0.7),
+    )
+    sums = [
+        clipped_sum(one, theta, weight, clip, example_clip=example_clip)[0]
+        for one in (posterior, held)
+    ]
+    records = reference.softmax_record_gradients(theta, X, y, classes=4).reshape(
+        2, rows, -1
+    )
+    wanted = reference.record_clipped_sum(
+        records, theta / 2, weight=weight, clip=clip, example_clip=example_clip
+    )
     for found in sums:
-        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max()
+        )

@@ -36,7 +36,9 @@ def lines_of(path):
 
 def losses_of(path):
     """Rounds and losses: names differ between ledgers, whose secrets do."""
-    return [(line["round"], line["loss"]) for line in map(json.loads, lines_of(path)[1:])]
+    return [
+        (line["round"], line["loss"]) for line in map(json.loads, lines_of(path)[1:])
+    ]
 
 
 def wflmc_spent(path):

@@ -28,7 +28,9 @@ CLIPS = [(30.0, 9.0), (30.0, 45.0), (30.0, 90.0)]
 
 def promise(adjacency="add-remove", clip=30.0, example_clip=None, epsilon=8.0):
     unit = "device" if example_clip is None else "record"
-    return wflmc.Privacy(epsilon, 0.01, clip, unit=unit, example_clip=example_clip, adjacency=adjacency)
+    return wflmc.Privacy(
+        epsilon, 0.01, clip, unit=unit, example_clip=example_clip, adjacency=adjacency
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +43,24 @@ def sent():
         theta = jnp.array([0.3, -0.2])
 
         def alone(weight):
-            return posterior.clipped_sum(theta, weight, clip * ones, example_clip=example_clip * ones)[0]
+            return posterior.clipped_sum(
+                theta, weight, clip * ones, example_clip=example_clip * ones
+            )[0]
 
         return jax.vmap(alone)(jnp.eye(posterior.devices))
 
     def send(rows, targets, clip, example_clip):
         posterior = wflmc.gaussian_regression(
-            KEY, len(rows), X=rows.reshape(-1, 2), y=targets.reshape(-1), partition="blocks", prior_std=0.1
+            KEY,
+            len(rows),
+            X=rows.reshape(-1, 2),
+            y=targets.reshape(-1),
+            partition="blocks",
+            prior_std=0.1,
         )
-        return np.asarray(each(posterior.on_accelerator(1, 2.0**30, True), clip, example_clip), float)
+        return np.asarray(
+            each(posterior.on_accelerator(1, 2.0**30, True), clip, example_clip), float
+        )
 
     return send
 
@@ -59,7 +70,9 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
     """One record replaced or left empty, a device replaced or silent: by random search, and nearly reached."""
     rng = np.random.default_rng(0)
     shape = (400, 3)
-    rows = rng.standard_normal((*shape, 1)) * np.array([1.0, 0.3])  # mostly along one direction
+    rows = rng.standard_normal((*shape, 1)) * np.array(
+        [1.0, 0.3]
+    )  # mostly along one direction
     targets = rng.standard_normal(shape) * 10 ** rng.uniform(-1, 3, shape)
     # Half of the devices are set to the worst: others add s against the record, where s is half the change.
     half = min(clip, example_clip / 2)
@@ -72,10 +85,16 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
         ("record", "add-remove"): found - sent(empty, other, clip, example_clip),
         ("record", "replace"): found - sent(rows, replaced, clip, example_clip),
         ("device", "add-remove"): found,  # silence
-        ("device", "replace"): found - sent(rows, -1e4 * np.sign(targets), clip, example_clip),
+        ("device", "replace"): found
+        - sent(rows, -1e4 * np.sign(targets), clip, example_clip),
     }
     for (unit, adjacency), change in changes.items():
-        stated = 2 * promise(adjacency, clip, example_clip if unit == "record" else None).sensitivity(1)[0]
+        stated = (
+            2
+            * promise(
+                adjacency, clip, example_clip if unit == "record" else None
+            ).sensitivity(1)[0]
+        )
         largest = np.linalg.norm(change, axis=1).max()
         assert largest <= stated * (1 + 1e-5), (unit, adjacency)
         if unit == "record" or clip < example_clip:
@@ -85,14 +104,18 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
 def test_sensitivities_by_hand():
     assert promise("replace", 30, 9).sensitivity(2).tolist() == [9, 9]
     assert promise("add-remove", 30, 9).sensitivity(2).tolist() == [4.5, 4.5]
-    assert promise("add-remove", 30, 45).sensitivity(1).tolist() == [22.5]  # not half of min(c, ℓ)
+    assert promise("add-remove", 30, 45).sensitivity(1).tolist() == [
+        22.5
+    ]  # not half of min(c, ℓ)
     assert promise("add-remove", 30, 90).sensitivity(1).tolist() == [30]
     assert promise("add-remove", [30, 10]).sensitivity(2).tolist() == [15, 5]
 
 
 def test_a_mini_batch_draws_an_empty_record_like_any_other():
     """N_k and so the scale N_k/batch stay: an empty record changes the sum by c when it is drawn, else not at all."""
-    rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(np.float32)  # a value, and whether it is there
+    rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(
+        np.float32
+    )  # a value, and whether it is there
     one = wflmc.posterior_from(
         lambda theta, d: -theta[0] * d[0] * d[1], lambda theta: -0.5 * theta @ theta, rows,
         initial=jnp.zeros(1), devices=1, batch=2, mu=1.0, L=1.0,
@@ -102,15 +125,22 @@ def test_a_mini_batch_draws_an_empty_record_like_any_other():
     @jax.jit
     def change(key):
         at, ones = jnp.zeros(1), jnp.ones(1)
-        totals = [each.clipped_sum(at, ones, 100 * ones, key, 3 * ones)[0] for each in (one, other)]
+        totals = [
+            each.clipped_sum(at, ones, 100 * ones, key, 3 * ones)[0]
+            for each in (one, other)
+        ]
         return totals[0] - totals[1]
 
     found = np.asarray(jax.vmap(change)(jax.random.split(KEY, 40)))[:, 0]
-    np.testing.assert_allclose(np.unique(found.round(4)), [0.0, 3.0], atol=1e-4)  # 4 × its gradient is clipped to 3
+    np.testing.assert_allclose(
+        np.unique(found.round(4)), [0.0, 3.0], atol=1e-4
+    )  # 4 × its gradient is clipped to 3
 
 
 def test_the_loss_of_a_plan_follows(few):
-    plans = {name: planned(few, promise(name), power="equal") for name in privacy.ADJACENCIES}
+    plans = {
+        name: planned(few, promise(name), power="equal") for name in privacy.ADJACENCIES
+    }
     same_power = with_context(plans["replace"], privacy=promise())
     np.testing.assert_allclose(same_power.loss, plans["replace"].loss / 4)
     np.testing.assert_allclose(
@@ -138,29 +168,46 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     honest = releases.Air.receive
 
     def hear(air, rounds, sums, reach, moved_by, share):
-        charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append((moved_by, reach))
+        charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append(
+            (moved_by, reach)
+        )
         return honest(air, rounds, sums, reach, moved_by, share)
 
     monkeypatch.setattr(releases.Air, "receive", hear)
-    posterior = wflmc.gaussian_regression(KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True)
+    posterior = wflmc.gaussian_regression(
+        KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True
+    )
     link = wflmc.Link(channel.static(0.01), snr_db=20)
     for adjacency in privacy.ADJACENCIES:
-        preconditioning.release_whitening(KEY, posterior, link, promise(adjacency, 30, 9), clip=1.7)
+        preconditioning.release_whitening(
+            KEY, posterior, link, promise(adjacency, 30, 9), clip=1.7
+        )
     pair = 1.7 * rng.standard_normal((4000, 2, 3)) * rng.choice([0.3, 3], (4000, 2, 1))
     pair[::4, 1] = -pair[::4, 0]  # opposite, for the mean
     real = np.ones(pair.shape[:2], bool)
 
     def sums(radius):
         rows = releases.within(pair, radius, real)
-        return rows, (rows**2).sum(-1, keepdims=True), preconditioning._packed(np.einsum("kni,knj->knij", rows, rows))
+        return (
+            rows,
+            (rows**2).sum(-1, keepdims=True),
+            preconditioning._packed(np.einsum("kni,knj->knij", rows, rows)),
+        )
 
     wide, tight = sums(2 * 1.7), sums(1.7)
     for adjacency in privacy.ADJACENCIES:
-        for (stated, _), terms in zip(charged[adjacency, "record"], (wide[0], wide[1], tight[2]), strict=True):
+        for (stated, _), terms in zip(
+            charged[adjacency, "record"], (wide[0], wide[1], tight[2]), strict=True
+        ):
             moved = terms[:, 0] - (terms[:, 1] if adjacency == "replace" else 0)
             largest = np.linalg.norm(moved, axis=-1).max()
             assert 0.95 * stated < largest <= stated * (1 + 1e-12)
-    ratios = [a[0] / b[0] for a, b in zip(charged["add-remove", "record"], charged["replace", "record"], strict=True)]
+    ratios = [
+        a[0] / b[0]
+        for a, b in zip(
+            charged["add-remove", "record"], charged["replace", "record"], strict=True
+        )
+    ]
     np.testing.assert_allclose(ratios, [1 / 2, 1, 2**-0.5])
 
 
@@ -169,7 +216,9 @@ def test_a_release_costs_less_and_has_noise_of_its_own(example_clip, least):
     posterior = wflmc.gaussian_regression(KEY, 4, examples=80, intercept=True)
     link = wflmc.Link(channel.static(0.01), snr_db=-20)
     made = {
-        name: preconditioning.release_whitening(KEY, posterior, link, promise(name, 30, example_clip), share=0.9)
+        name: preconditioning.release_whitening(
+            KEY, posterior, link, promise(name, 30, example_clip), share=0.9
+        )
         for name in privacy.ADJACENCIES
     }
     ratio = made["replace"].loss / made["add-remove"].loss
@@ -188,14 +237,22 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
     with pytest.raises(InputError, match="one with adjacency = add-remove"):
         privacy.Ledger(promise(), 6, path=path)
     with pytest.raises(InputError, match="adjacency"):
-        wflmc.sample(KEY, few, planned(few, promise()), 1, ledger=privacy.Ledger(promise("replace"), 6))
+        wflmc.sample(
+            KEY,
+            few,
+            planned(few, promise()),
+            1,
+            ledger=privacy.Ledger(promise("replace"), 6),
+        )
     assert old.spent.sum() == 0
 
 
 def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     ledger = privacy.Ledger(promise("replace"), 2)
-    header = {name: value for name, value in ledger._header.items() if name != "adjacency"}
+    header = {
+        name: value for name, value in ledger._header.items() if name != "adjacency"
+    }
     ledger.path, ledger.chains = path, []
     path.touch()
     ledger._append([header])
@@ -219,7 +276,13 @@ def test_terms_of_a_federation_carry_it(tmp_path, few):
 
 
 SMALL = with_set(
-    ["posterior.devices=4", "posterior.examples=40", "sampler.burn_in=5", "sampler.samples=2", "sampler.chains=2"]
+    [
+        "posterior.devices=4",
+        "posterior.examples=40",
+        "sampler.burn_in=5",
+        "sampler.samples=2",
+        "sampler.chains=2",
+    ]
 )
 
 
@@ -231,10 +294,16 @@ def test_it_stands_beside_every_epsilon_of_the_command_line(call, scenario, tmp_
     code, out, err = call("run", scenario, *changed, "--out", tmp_path / "run")
     assert code == 0, err
     assert "for the worst device (add-remove)" in out
-    plan, summary = (strict((tmp_path / "run" / name).read_text()) for name in ("plan.json", "summary.json"))
+    plan, summary = (
+        strict((tmp_path / "run" / name).read_text())
+        for name in ("plan.json", "summary.json")
+    )
     assert plan["privacy"]["adjacency"] == summary["adjacency"] == "add-remove"
     assert plan["privacy"]["epsilon_spent"] <= 8 * (1 + 1e-9)
-    assert '"adjacency": "add-remove"' in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[0]
+    assert (
+        '"adjacency": "add-remove"'
+        in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[0]
+    )
 
 
 # The audit's neighbours
@@ -243,7 +312,9 @@ def test_it_stands_beside_every_epsilon_of_the_command_line(call, scenario, tmp_
 def test_an_audit_comes_close_with_neighbours_of_its_own(few):
     """A record that is there or empty, one canary and one model: neither may prove more, and all come near."""
     plan = planned(few, promise(example_clip=45.0))
-    report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["constant", "record", "model"])
+    report = audit.audit(
+        KEY, plan, few, trials=TRIALS, attacks=["constant", "record", "model"]
+    )
     assert report.consistent, str(report)
     assert report.adjacency == "add-remove"
     assert "(add-remove, " in report.verdict
@@ -264,6 +335,13 @@ def test_an_audit_of_silence_comes_close(few):
 def test_neighbours_by_replacement_break_the_claim_of_add_remove(few, monkeypatch):
     """As if the promise of add-remove were given for any other data in place of one's own."""
     monkeypatch.setattr(audit.attack.Target, "neighbour", -1.0)
-    monkeypatch.setattr(audit.attack.Target, "midpoint", property(lambda self: 0 * self.signal))
-    report = audit.audit(KEY, planned(few, promise()), few, trials=TRIALS, attacks=["constant", "model"])
-    assert {test.name for test in report.flagged} >= {"matched filter", "gaussian model"}
+    monkeypatch.setattr(
+        audit.attack.Target, "midpoint", property(lambda self: 0 * self.signal)
+    )
+    report = audit.audit(
+        KEY, planned(few, promise()), few, trials=TRIALS, attacks=["constant", "model"]
+    )
+    assert {test.name for test in report.flagged} >= {
+        "matched filter",
+        "gaussian model",
+    }

@@ -83,16 +83,42 @@ def change(number, text):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (change(2, lambda line: line.replace("0.5", "0.1")), "line 3 or one above it has been changed"),
+        (
+            change(2, lambda line: line.replace("0.5", "0.1")),
+            "line 3 or one above it has been changed",
+        ),
         (change(2, lambda line: ""), "line 3 or one above it has been changed"),
         (change(1, lambda line: "nonsense\n"), "line 2 is not one of its lines"),
-        (change(1, lambda line: json.dumps({"chain": "x"}) + "\n"), "line 2 is not one of its lines"),
-        (change(2, lambda line: line.replace("[0.5", "[-0.5")), "line 3 is not one of its lines"),
-        (change(0, lambda line: line.replace('"subject": "', '"subject": "x')), "about the same data"),
-        (change(0, lambda line: line.replace('"epsilon": 8.0', '"epsilon": 80.0')), "one with epsilon = 8.0"),
-        (change(0, lambda line: line.replace('"unit": "device"', '"unit": "record"')), "one with unit = device"),
-        (change(0, lambda line: line.replace('"replace"', '"add-remove"')), "one with adjacency = replace"),
-        (change(0, lambda line: line.replace('"devices": 2', '"devices": 3')), "one with devices = 2"),
+        (
+            change(1, lambda line: json.dumps({"chain": "x"}) + "\n"),
+            "line 2 is not one of its lines",
+        ),
+        (
+            change(2, lambda line: line.replace("[0.5", "[-0.5")),
+            "line 3 is not one of its lines",
+        ),
+        (
+            change(0, lambda line: line.replace('"subject": "', '"subject": "x')),
+            "about the same data",
+        ),
+        (
+            change(0, lambda line: line.replace('"epsilon": 8.0', '"epsilon": 80.0')),
+            "one with epsilon = 8.0",
+        ),
+        (
+            change(
+                0, lambda line: line.replace('"unit": "device"', '"unit": "record"')
+            ),
+            "one with unit = device",
+        ),
+        (
+            change(0, lambda line: line.replace('"replace"', '"add-remove"')),
+            "one with adjacency = replace",
+        ),
+        (
+            change(0, lambda line: line.replace('"devices": 2', '"devices": 3')),
+            "one with devices = 2",
+        ),
     ],
 )
 def test_a_ledger_that_was_changed_is_refused(tmp_path, damage, says):
@@ -118,7 +144,10 @@ def test_a_line_cut_short_by_a_crash_was_never_acted_upon(tmp_path):
     assert path.read_text() == whole
 
 
-@pytest.mark.parametrize("content", [b"my notes", b'{"constants": {"mu": 1.0}}', b"\x00\xff", b'{"ledger": 1, "devi'])
+@pytest.mark.parametrize(
+    "content",
+    [b"my notes", b'{"constants": {"mu": 1.0}}', b"\x00\xff", b'{"ledger": 1, "devi'],
+)
 def test_a_file_that_is_no_ledger_is_left_as_it_is(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
@@ -155,7 +184,9 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
     posterior, link, plan = paid_setting
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
-    monkeypatch.setattr(simulation, "advance_block", None)  # whoever gets here has sent something
+    monkeypatch.setattr(
+        simulation, "advance_block", None
+    )  # whoever gets here has sent something
     with pytest.raises(OverspendError):
         wflmc.sample(jax.random.key(2), posterior, plan, 2, ledger=ledger)
     np.testing.assert_allclose(ledger.spent, plan.spent)
@@ -169,7 +200,9 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
         policy=wflmc.Policy(power="no-dp"),
     )
     with pytest.raises(OverspendError):
-        wflmc.sample(jax.random.key(2), posterior, with_context(greedy, enforced=True), 2)
+        wflmc.sample(
+            jax.random.key(2), posterior, with_context(greedy, enforced=True), 2
+        )
 
 
 def test_one_ledger_for_several_runs(tmp_path, call):
@@ -178,21 +211,29 @@ def test_one_ledger_for_several_runs(tmp_path, call):
     assert call("run", scenario, "--ledger", ledger)[0] == 0
     code, out, _ = call("plan", scenario, "--ledger", ledger, "--json", "--no-compare")
     document = json.loads(out)
-    assert document["privacy"]["spent_before"] == pytest.approx(np.array(wflmc_spent(ledger)).tolist())
+    assert document["privacy"]["spent_before"] == pytest.approx(
+        np.array(wflmc_spent(ledger)).tolist()
+    )
     assert document["privacy"]["epsilon_spent"] <= 8 * (1 + 1e-9)
     saved = tmp_path / "rest.json"
     saved.write_text(out)
     code, _, err = call("run", "--plan", saved)
     assert code == 2
     assert "made from what a ledger leaves" in err
-    code, _, err = call("run", scenario, "--ledger", ledger, "--set", "privacy.epsilon=9.0")
+    code, _, err = call(
+        "run", scenario, "--ledger", ledger, "--set", "privacy.epsilon=9.0"
+    )
     assert code == 2
     assert "one with epsilon = 9.0" in err
-    code, _, err = call("run", scenario, "--ledger", ledger, "--set", "posterior.seed=1")
+    code, _, err = call(
+        "run", scenario, "--ledger", ledger, "--set", "posterior.seed=1"
+    )
     assert code == 2
     assert "about the same data" in err
     for seed in range(1, 10):
-        code, _, err = call("run", scenario, "--ledger", ledger, "--set", f"sampler.seed={seed}")
+        code, _, err = call(
+            "run", scenario, "--ledger", ledger, "--set", f"sampler.seed={seed}"
+        )
         assert np.max(wflmc_spent(ledger)) <= BUDGET * (1 + 1e-9)
         if code:
             break
@@ -209,16 +250,32 @@ def test_a_folder_used_again_keeps_the_old_ledger(tmp_path, call):
     call("run", scenario, "--out", folder)  # the very same again sends nothing new
     assert (folder / "ledger.jsonl").read_text() == first
     louder = ("--set", "link.snr_db=5.0")
-    for more in ((), ("--set", "privacy.epsilon=7.0"), ("--set", "posterior.seed=1"), ("--ledger", tmp_path / "all")):
+    for more in (
+        (),
+        ("--set", "privacy.epsilon=7.0"),
+        ("--set", "posterior.seed=1"),
+        ("--ledger", tmp_path / "all"),
+    ):
         code, _, err = call("run", scenario, "--out", folder, *louder, *more)
-        assert (code, "sampler.seed = 0" in err, "another --out" in err) == (2, True, True)
-    _, _, err = call("run", scenario, "--out", folder, *louder, "--set", "sampler.seed=1")
+        assert (code, "sampler.seed = 0" in err, "another --out" in err) == (
+            2,
+            True,
+            True,
+        )
+    _, _, err = call(
+        "run", scenario, "--out", folder, *louder, "--set", "sampler.seed=1"
+    )
     assert "kept as ledger-1.jsonl" in err
     assert (folder / "ledger-1.jsonl").read_text() == first
     assert (folder / "ledger.jsonl").read_text() != first
     code, _, err = call("run", scenario, "--out", folder, *louder)
-    assert (code, "ledger-1.jsonl has another run" in err) == (2, True)  # one that was set aside still counts
-    assert call("run", scenario, "--out", folder)[0] == 0  # what was sent before may be sent again
+    assert (code, "ledger-1.jsonl has another run" in err) == (
+        2,
+        True,
+    )  # one that was set aside still counts
+    assert (
+        call("run", scenario, "--out", folder)[0] == 0
+    )  # what was sent before may be sent again
 
 
 def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call):
@@ -227,13 +284,17 @@ def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call
     tenth = plan.with_rounds(gain=plan.gain / 10)
     ledger = Ledger(wflmc.Privacy(80, 0.01, 30), 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
-    with pytest.raises(InputError, match="the noise that another run of this ledger had in round 1"):
+    with pytest.raises(
+        InputError, match="the noise that another run of this ledger had in round 1"
+    ):
         wflmc.sample(jax.random.key(1), posterior, tenth, 2, ledger=ledger)
     wflmc.sample(jax.random.key(2), posterior, tenth, 2, ledger=ledger)
     scenario, people = tmp_path / "s.toml", tmp_path / "people.jsonl"
     scenario.write_text(SCENARIO)
     assert call("run", scenario, "--ledger", people)[0] == 0
-    code, _, err = call("run", scenario, "--ledger", people, "--set", "link.snr_db=-9.0")
+    code, _, err = call(
+        "run", scenario, "--ledger", people, "--set", "link.snr_db=-9.0"
+    )
     assert code == 2
     assert "another one: who sees two rounds" in err
 
@@ -252,7 +313,9 @@ def test_spending_without_limits_is_written_down_too(tmp_path, call):
 def test_another_prior_is_another_run(paid_setting):
     """Of the same data and plan: what is sent differs, so it is not free, and its noise must be another."""
     posterior, _, plan = paid_setting
-    other = wflmc.gaussian_regression(jax.random.key(0), devices=6, examples=120, prior_std=0.2)
+    other = wflmc.gaussian_regression(
+        jax.random.key(0), devices=6, examples=120, prior_std=0.2
+    )
     assert other.digest == posterior.digest
     small = plan.with_rounds(gain=plan.gain / 3)
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)

@@ -33,7 +33,10 @@ def log_delta(epsilon: float, mu: float) -> mpmath.mpf:
     with mpmath.workdps(400):
         epsilon, mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
         ncdf = lambda x: mpmath.erfc(-x / mpmath.sqrt(2)) / 2  # noqa: E731
-        return mpmath.log(ncdf(-epsilon / mu + mu / 2) - mpmath.exp(epsilon) * ncdf(-epsilon / mu - mu / 2))
+        return mpmath.log(
+            ncdf(-epsilon / mu + mu / 2)
+            - mpmath.exp(epsilon) * ncdf(-epsilon / mu - mu / 2)
+        )
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 1.0, 30.0, 1e4])
@@ -41,7 +44,9 @@ def log_delta(epsilon: float, mu: float) -> mpmath.mpf:
 def test_exact_budget_in_high_precision(epsilon, delta):
     """The true δ at the budget is δ: a relative error r in μ would show as r·dlogδ/dlogμ ≥ r."""
     mu = float(np.sqrt(2 * privacy.budget(epsilon, delta)))
-    slope = abs(float(log_delta(epsilon, mu * (1 + 1e-6)) - log_delta(epsilon, mu))) / 1e-6
+    slope = (
+        abs(float(log_delta(epsilon, mu * (1 + 1e-6)) - log_delta(epsilon, mu))) / 1e-6
+    )
     error = float(log_delta(epsilon, mu) - mpmath.log(delta)) / slope
     assert abs(error) < 1e-9
 
@@ -51,19 +56,28 @@ def test_exact_budget_in_high_precision(epsilon, delta):
 def test_paper_budget_by_its_definition(epsilon, delta):
     with mpmath.workdps(60):
         target = mpmath.log(1 / mpmath.mpf(delta))
-        c = mpmath.findroot(lambda x: mpmath.log(mpmath.sqrt(mpmath.pi) * x) + x**2 - target, mpmath.sqrt(target) + 0.1)
+        c = mpmath.findroot(
+            lambda x: mpmath.log(mpmath.sqrt(mpmath.pi) * x) + x**2 - target,
+            mpmath.sqrt(target) + 0.1,
+        )
         expected = (mpmath.sqrt(epsilon + c**2) - c) ** 2
-    assert privacy.budget(epsilon, delta, "paper") == pytest.approx(float(expected), rel=1e-12)
+    assert privacy.budget(epsilon, delta, "paper") == pytest.approx(
+        float(expected), rel=1e-12
+    )
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (1, 1e-5), (8, 0.01), (15, 0.01)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.5, 1e-6), (1, 1e-5), (8, 0.01), (15, 0.01)]
+)
 def test_exact_budget_agrees_with_dp_accounting(epsilon, delta):
     """Composition of unequal Gaussian rounds that together spend the budget, by privacy loss distributions."""
     shares = np.array([0.1, 0.2, 0.3, 0.4]) * float(privacy.budget(epsilon, delta))
     composed = None
     for loss in shares:
         one = pld.from_gaussian_mechanism(
-            standard_deviation=1 / np.sqrt(2 * loss), sensitivity=1.0, value_discretization_interval=1e-4
+            standard_deviation=1 / np.sqrt(2 * loss),
+            sensitivity=1.0,
+            value_discretization_interval=1e-4,
         )
         composed = one if composed is None else composed.compose(one)
     assert composed.get_epsilon_for_delta(delta) == pytest.approx(epsilon, rel=2e-3)
@@ -82,14 +96,18 @@ def test_finite_and_monotone_over_the_whole_range(accountant):
 @given(epsilons, deltas, st.sampled_from(sorted(privacy.ACCOUNTANTS)))
 def test_inverses(epsilon, delta, accountant):
     loss = privacy.budget(epsilon, delta, accountant)
-    assert privacy.epsilon_spent(loss, delta, accountant) == pytest.approx(epsilon, rel=1e-6)
+    assert privacy.epsilon_spent(loss, delta, accountant) == pytest.approx(
+        epsilon, rel=1e-6
+    )
     again = np.log(privacy.delta_spent(loss, epsilon, accountant))
     assert again == pytest.approx(np.log(delta), rel=1e-6, abs=1e-6)
 
 
 @given(epsilons, deltas)
 def test_exact_is_never_tighter_than_allowed_nor_looser_than_the_paper(epsilon, delta):
-    assert privacy.budget(epsilon, delta) >= privacy.budget(epsilon, delta, "paper") * (1 - 1e-9)
+    assert privacy.budget(epsilon, delta) >= privacy.budget(epsilon, delta, "paper") * (
+        1 - 1e-9
+    )
 
 
 @given(st.floats(-30, 8), st.floats(-6, 4))
@@ -108,12 +126,19 @@ def test_edge_losses():
 
 
 def test_round_loss_by_hand():
-    loss = privacy.round_loss(gain=[2.0, 1.0], amplitude=[[1, 0], [1, 0.5]], sensitivity=[3.0, 4.0], noise_power=0.5)
+    loss = privacy.round_loss(
+        gain=[2.0, 1.0],
+        amplitude=[[1, 0], [1, 0.5]],
+        sensitivity=[3.0, 4.0],
+        noise_power=0.5,
+    )
     np.testing.assert_allclose(loss, [[144.0, 0.0], [36.0, 16.0]])
 
 
 def test_per_device_promises():
-    promise = wflmc.Privacy(epsilon=[8, 15], delta=0.01, clip=[30, 10], accountant="paper")
+    promise = wflmc.Privacy(
+        epsilon=[8, 15], delta=0.01, clip=[30, 10], accountant="paper"
+    )
     np.testing.assert_allclose(promise.budget(2), [2.341635, 5.967267], rtol=1e-6)
     assert promise.epsilon_spent([2.3416347, 0.0]) == pytest.approx(8, rel=1e-6)
 
@@ -147,11 +172,15 @@ def test_bad_promises_are_refused_by_name(arguments, key):
     ],
 )
 def test_clips_that_float32_would_not_keep_are_refused(key, given):
-    with pytest.raises(wflmc.InputError, match=f"^{key} = .* above 1e-15 and below 1e.15"):
+    with pytest.raises(
+        wflmc.InputError, match=f"^{key} = .* above 1e-15 and below 1e.15"
+    ):
         wflmc.Privacy(1, 1e-5, **{"unit": "record", "example_clip": 1.0, **given})
 
 
 def test_who_does_not_send_spends_nothing():
     """Whatever its sensitivity, and whatever its share of a round is in which nobody sends."""
-    loss = privacy.round_loss([1.0, 2.0], [[0.0, 0.5], [1.0, np.nan]], [np.inf, 3.0], noise_power=2.0)
+    loss = privacy.round_loss(
+        [1.0, 2.0], [[0.0, 0.5], [1.0, np.nan]], [np.inf, 3.0], noise_power=2.0
+    )
     np.testing.assert_array_equal(loss, [[0.0, 2.25], [np.inf, 0.0]])

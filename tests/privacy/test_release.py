@@ -18,13 +18,18 @@ from wflmc.privacy import whitening as preconditioning
 from ..plan_tools import with_context
 from ..posterior.whitening_tools import KEY, correlated, gaussian
 
-PROMISE = {"device": wflmc.Privacy(2, 0.1, 60), "record": wflmc.Privacy(2, 0.1, 60, unit="record", example_clip=3)}
+PROMISE = {
+    "device": wflmc.Privacy(2, 0.1, 60),
+    "record": wflmc.Privacy(2, 0.1, 60, unit="record", example_clip=3),
+}
 
 
 def released(snr_db=20.0, unit="record", intercept=True, csi_error=0.0, **keywords):
     posterior = gaussian(intercept=intercept)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db, csi_error=csi_error)
-    return posterior, preconditioning.release_whitening(KEY, posterior, link, PROMISE[unit], **keywords)
+    return posterior, preconditioning.release_whitening(
+        KEY, posterior, link, PROMISE[unit], **keywords
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -36,8 +41,12 @@ def released(snr_db=20.0, unit="record", intercept=True, csi_error=0.0, **keywor
     st.integers(3, 40),
     st.sampled_from([0.0, 0.3]),
 )
-def test_a_release_spends_no_more_than_its_share(snr_db, unit, intercept, share, rounds, error):
-    posterior, release = released(snr_db, unit, intercept, error, share=share, rounds=rounds)
+def test_a_release_spends_no_more_than_its_share(
+    snr_db, unit, intercept, share, rounds, error
+):
+    posterior, release = released(
+        snr_db, unit, intercept, error, share=share, rounds=rounds
+    )
     assert release.loss.shape == (rounds, 5)
     assert np.all(release.loss >= 0)
     assert np.all(release.spent <= share * PROMISE[unit].budget(5) * (1 + 1e-9))
@@ -46,14 +55,23 @@ def test_a_release_spends_no_more_than_its_share(snr_db, unit, intercept, share,
 
 
 def test_a_strong_link_gives_the_whitening_of_the_data():
-    posterior = gaussian(intercept=True)  # without a promise, the link is the only limit
+    posterior = gaussian(
+        intercept=True
+    )  # without a promise, the link is the only limit
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=120)
     free = preconditioning.release_whitening(
-        KEY, posterior, link, wflmc.Privacy(None, None, 60), clip=30.0, prior_on="whitened"
+        KEY,
+        posterior,
+        link,
+        wflmc.Privacy(None, None, 60),
+        clip=30.0,
+        prior_on="whitened",
     )
     exact = posterior.whitened(free.matrix).features.reshape(-1, 5)
     values = np.linalg.eigvalsh(exact.T @ exact / 60)
-    assert 0.5 < values[0] < values[-1] < 2  # not 1: devices are heard at unlike strength
+    assert (
+        0.5 < values[0] < values[-1] < 2
+    )  # not 1: devices are heard at unlike strength
 
 
 def test_sums_move_no_further_than_the_stated_sensitivity():
@@ -94,7 +112,9 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
         assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
         strength = np.abs(link.gains(3, 1)) * np.sqrt(link.snr(1) * uses) / (4 * reach)
         full = (strength * moved) ** 2 / 2
-        assert loss == pytest.approx(np.minimum(full, 0.5 * privacy.budget(1)[0] / 3).sum(), rel=1e-9)
+        assert loss == pytest.approx(
+            np.minimum(full, 0.5 * privacy.budget(1)[0] / 3).sum(), rel=1e-9
+        )
 
 
 def test_noise_of_the_average_is_what_it_says():
@@ -102,7 +122,9 @@ def test_noise_of_the_average_is_what_it_says():
     sizes = np.array([4, 8, 2])
     draws = []
     for seed in range(400):
-        air = releases.Air(jax.random.key(seed), link, PROMISE["record"], sizes, 10, 5, np.zeros(1))
+        air = releases.Air(
+            jax.random.key(seed), link, PROMISE["record"], sizes, 10, 5, np.zeros(1)
+        )
         air.receive(1, np.zeros((3, 10)), 2.0, 1.0, 0.5)
         draws.append(air.receive(3, np.zeros((3, 10)), 2.0, 1.0, 0.5))
     spread = np.std([average for average, _ in draws])
@@ -110,11 +132,17 @@ def test_noise_of_the_average_is_what_it_says():
 
 
 def test_wrong_requests_are_refused():
-    for keywords, what in (({"share": 0.0}, "share"), ({"rounds": 2}, "rounds"), ({"clip": -1.0}, "clip")):
+    for keywords, what in (
+        ({"share": 0.0}, "share"),
+        ({"rounds": 2}, "rounds"),
+        ({"clip": -1.0}, "clip"),
+    ):
         with pytest.raises(InputError, match=f"whiten_{what}"):
             released(**keywords)
     with pytest.raises(InputError, match="one in its own"):
-        preconditioning.release_whitening(KEY, gaussian().whitened(), wflmc.Link(channel.static()), PROMISE["record"])
+        preconditioning.release_whitening(
+            KEY, gaussian().whitened(), wflmc.Link(channel.static()), PROMISE["record"]
+        )
 
 
 SCENARIO = """
@@ -149,7 +177,9 @@ def scenario(tmp_path):
 def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
     ledger = tmp_path / "l.jsonl"
     plan = json.loads(call("plan", scenario, "--json", "--no-compare")[1])
-    before, own = (np.array(plan["privacy"][name]) for name in ("spent_before", "spent"))
+    before, own = (
+        np.array(plan["privacy"][name]) for name in ("spent_before", "spent")
+    )
     budget = np.array(plan["privacy"]["budgets"])
     assert np.all(before > 0)
     assert np.all(before <= 0.1 * budget)
@@ -158,18 +188,27 @@ def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
     lines = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
     release = lines[0]["run"]  # which is the first that is paid for
     assert [line["round"] for line in lines if line["run"] == release] == list(range(5))
-    assert [line["round"] for line in lines if line["run"] != release] == list(range(5, 38))
+    assert [line["round"] for line in lines if line["run"] != release] == list(
+        range(5, 38)
+    )
     total = np.sum([line["loss"] for line in lines], axis=0)
     np.testing.assert_allclose(total, before + own)
     assert call("run", scenario, "--ledger", ledger)[0] == 2  # nothing is left
-    assert call("run", "--plan", tmp_path / "a" / "plan.json", "--ledger", ledger)[0] == 0  # nothing new is sent
+    assert (
+        call("run", "--plan", tmp_path / "a" / "plan.json", "--ledger", ledger)[0] == 0
+    )  # nothing new is sent
     assert len(ledger.read_text().splitlines()) == len(lines) + 1
 
 
 def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, call):
-    ledger, less = tmp_path / "l.jsonl", ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    ledger, less = (
+        tmp_path / "l.jsonl",
+        ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0"),
+    )
     assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
-    code, _, err = call("run", scenario, *less, "--ledger", ledger, "--set", "sampler.seed=1")
+    code, _, err = call(
+        "run", scenario, *less, "--ledger", ledger, "--set", "sampler.seed=1"
+    )
     assert code == 0, err
     runs = [json.loads(line)["run"] for line in ledger.read_text().splitlines()[1:]]
     assert runs.count(runs[0]) == 5
@@ -178,9 +217,22 @@ def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, cal
 
 def test_another_channel_is_another_release(scenario, tmp_path, call):
     """With noise of its own, or who hears both could take it away; and with a loss of its own."""
-    ledger, less = tmp_path / "l.jsonl", ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
+    ledger, less = (
+        tmp_path / "l.jsonl",
+        ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0"),
+    )
     assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
-    code, _, err = call("run", scenario, *less, "--ledger", ledger, "--set", "link.seed=1", "--set", "sampler.seed=1")
+    code, _, err = call(
+        "run",
+        scenario,
+        *less,
+        "--ledger",
+        ledger,
+        "--set",
+        "link.seed=1",
+        "--set",
+        "sampler.seed=1",
+    )
     assert code == 0, err
     lines = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
     assert len({line["run"] for line in lines if line["round"] < 5}) == 2
@@ -202,7 +254,9 @@ def test_a_plan_cannot_forget_its_release(scenario, tmp_path, call):
     plan = with_context(plan, ledger=np.zeros(6))
     plan.save(folder / "plan.npz")
     document = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps(document | {"plan_digest": plan.checksum}))
+    (folder / "plan.json").write_text(
+        json.dumps(document | {"plan_digest": plan.checksum})
+    )
     code, _, err = call("run", "--plan", folder)
     assert code == 2
     assert "the release for whitening" in err
@@ -212,7 +266,9 @@ def test_a_round_of_a_release_knows_only_the_rounds_before():
     gains = np.abs(np.random.default_rng(0).standard_normal((16, 5))) + 0.01
     later = np.where(np.arange(16)[:, None] < 9, gains, 10 * gains)
     made = [
-        preconditioning.release_whitening(KEY, gaussian(), wflmc.Link(channel.from_array(h), 30), PROMISE["device"])
+        preconditioning.release_whitening(
+            KEY, gaussian(), wflmc.Link(channel.from_array(h), 30), PROMISE["device"]
+        )
         for h in (gains, later)
     ]
     np.testing.assert_array_equal(made[0].loss[:9], made[1].loss[:9])
@@ -222,13 +278,18 @@ def test_a_round_of_a_release_knows_only_the_rounds_before():
 def test_the_audit_says_that_it_leaves_the_release_out(scenario, call):
     code, out, _ = call("audit", scenario, "--trials", "2000")
     assert code == 0
-    assert "with the release that whitened its features the promise is ε = 2" in " ".join(out.split())
+    assert (
+        "with the release that whitened its features the promise is ε = 2"
+        in " ".join(out.split())
+    )
 
 
 def test_warnings_compare_like_with_like():
     """Distances of parameters are not held against bounds in other coordinates."""
     X, y = correlated()
-    posterior = wflmc.gaussian_regression(KEY, 5, X=0.01 * X, y=y, prior_std=100.0).whitened()
+    posterior = wflmc.gaussian_regression(
+        KEY, 5, X=0.01 * X, y=y, prior_std=100.0
+    ).whitened()
     step = 0.4 / (posterior.mu + posterior.L)
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=step, burn_in=40, samples=5,
@@ -248,16 +309,25 @@ def test_a_whitened_run_goes_on(scenario, tmp_path, call):
     assert code == 0, err
     longer = json.loads((tmp_path / "a" / "plan.json").read_text())
     assert longer["constants"]["samples"] == 27
-    assert np.all(np.array(longer["privacy"]["spent_before"]) < 0.1 * np.array(longer["privacy"]["budgets"]))
+    assert np.all(
+        np.array(longer["privacy"]["spent_before"])
+        < 0.1 * np.array(longer["privacy"]["budgets"])
+    )
     assert call("run", "--plan", tmp_path / "a" / "plan.json")[0] == 0
 
 
 def test_public_whitening_is_warned_about(scenario, call):
     def warnings(*changes):
         sets = [part for change in changes for part in ("--set", f"posterior.{change}")]
-        return " ".join(json.loads(call("plan", scenario, *sets, "--json", "--no-compare")[1])["warnings"])
+        return " ".join(
+            json.loads(call("plan", scenario, *sets, "--json", "--no-compare")[1])[
+                "warnings"
+            ]
+        )
 
-    assert "posterior.preconditioner, posterior.mu" in warnings("preconditioner='whiten'")
+    assert "posterior.preconditioner, posterior.mu" in warnings(
+        "preconditioner='whiten'"
+    )
     assert "posterior.preconditioner" not in warnings()
     found = warnings("preconditioner='none'", "prior_on='whitened'")
     assert "posterior.prior_on has no effect" in found

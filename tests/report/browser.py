@@ -11,8 +11,22 @@ from typing import Any, NamedTuple
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-QUIET = ("background-networking", "component-update", "default-apps", "domain-reliability", "extensions", "gpu", "sync")
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
+QUIET = (
+    "background-networking",
+    "component-update",
+    "default-apps",
+    "domain-reliability",
+    "extensions",
+    "gpu",
+    "sync",
+)
 
 # Frames are drawn when the test says so: nothing then depends on how busy the machine is.
 WATCH = """<script>
@@ -54,7 +68,9 @@ def browser() -> str:
     """The program, or a skipped test."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        pytest.skip("no Chromium on this machine to open pages with: make browser installs it")
+        pytest.skip(
+            "no Chromium on this machine to open pages with: make browser installs it"
+        )
     return found
 
 
@@ -64,14 +80,22 @@ def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
     copy, log = page.with_name("visit.html"), page.with_name("net.json")
     head, body = text.split("<head>", 1)
     main, end = body.rsplit("</body>", 1)
-    copy.write_text(f"{head}<head>{WATCH}{main}{ASK % script}</body>{end}", encoding="utf-8")
+    copy.write_text(
+        f"{head}<head>{WATCH}{main}{ASK % script}</body>{end}", encoding="utf-8"
+    )
     command = [
         program, "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in QUIET),
         f"--user-data-dir={page.parent / 'profile'}", f"--log-net-log={log}", "--window-size=1280,4000",
         "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", f"{copy.as_uri()}{fragment}",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    found = re.search(r'<script type="application/json" id="answer">(.*?)</script>', done.stdout, flags=re.S)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
+    found = re.search(
+        r'<script type="application/json" id="answer">(.*?)</script>',
+        done.stdout,
+        flags=re.S,
+    )
     assert found, f"the page did not answer: {done.stderr[-2000:]}"
     said = json.loads(found[1])
     return Visit(said["answer"], said["complaints"], _requests(log))
@@ -80,5 +104,7 @@ def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
 def _requests(log: Path) -> set[str]:
     """Addresses that a document asked for; what the browser asks for itself has no origin."""
     events = json.loads(log.read_text(encoding="utf-8"))["events"]
-    asked = [event["params"] for event in events if "initiator" in event.get("params", {})]
+    asked = [
+        event["params"] for event in events if "initiator" in event.get("params", {})
+    ]
     return {params["url"] for params in asked if params["initiator"] != "not an origin"}

@@ -15,14 +15,22 @@ class Page(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.values, self.drawings, self.text, self.attributes, self._into = {}, {}, "", set(), None
+        self.values, self.drawings, self.text, self.attributes, self._into = (
+            {},
+            {},
+            "",
+            set(),
+            None,
+        )
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
         self.attributes |= set(found)
         if {"data-key", "data-value"} <= set(found):
-            self.values[found["data-key"]] = float(found["data-value"]) if found["data-value"] else None
+            self.values[found["data-key"]] = (
+                float(found["data-value"]) if found["data-value"] else None
+            )
         self._into = found.get("data-for", "") if tag in ("script", "style") else None
 
     def handle_data(self, data):
@@ -30,14 +38,19 @@ class Page(HTMLParser):
             self.text += data
         elif self._into:
             drawn = json.loads(data)
-            self.drawings[self._into.removeprefix("figure-")] = (drawn["data"], drawn["layout"])
+            self.drawings[self._into.removeprefix("figure-")] = (
+                drawn["data"],
+                drawn["layout"],
+            )
 
     def handle_endtag(self, tag):
         self._into = None
 
     def curve(self, figure, name):
         """The trace of a figure by its name."""
-        (found,) = (trace for trace in self.drawings[figure][0] if trace.get("name") == name)
+        (found,) = (
+            trace for trace in self.drawings[figure][0] if trace.get("name") == name
+        )
         return found
 
 
@@ -51,9 +64,21 @@ def in_browser(page, folder):
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     # Chromium has requests of its own when it starts; those of the page are filed under its address.
-    lines = [line for line in log.read_text().splitlines() if '"network_isolation_key":"file://' in line]
-    asked = [address for line in lines for address in re.findall(r'"url":"((?!file:|data:|blob:)[^"]*)"', line)]
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
+    lines = [
+        line
+        for line in log.read_text().splitlines()
+        if '"network_isolation_key":"file://' in line
+    ]
+    asked = [
+        address
+        for line in lines
+        for address in re.findall(r'"url":"((?!file:|data:|blob:)[^"]*)"', line)
+    ]
+    return (
+        done.stdout,
+        [line for line in done.stderr.splitlines() if "CONSOLE" in line],
+        asked,
+    )
 
 
 def check_in_browser(page, folder):

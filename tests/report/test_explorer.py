@@ -93,11 +93,21 @@ def positions():
         mu = draw(900, 1200) if near else 10 ** draw(0, 4)
         sliders = {
             "snr_db": draw(12, 30) if near else draw(-20, 60),
-            "epsilon": draw(0, 1.5) if near else generator.choice([-3, 3]) if corner else draw(-3, 3),
+            "epsilon": draw(0, 1.5)
+            if near
+            else generator.choice([-3, 3])
+            if corner
+            else draw(-3, 3),
             "delta": draw(-4, -1) if near else -12 if corner else draw(-12, -0.3),
-            "step_size": draw(-1.3, -0.4) if near else draw(-0.05, -0.005) if corner else draw(-3, -0.005),
+            "step_size": draw(-1.3, -0.4)
+            if near
+            else draw(-0.05, -0.005)
+            if corner
+            else draw(-3, -0.005),
             "devices": generator.integers(1, 60),
-            "rounds": generator.choice([1, 2, 1000]) if corner else generator.integers(1, 200),
+            "rounds": generator.choice([1, 2, 1000])
+            if corner
+            else generator.integers(1, 200),
             "clip": draw(1.2, 1.7) if near else draw(-1, 3),
         }
         typed = {
@@ -116,8 +126,16 @@ def positions():
             "adjacency": ("replace", "add-remove")[i // 4 % 2],
             "map_axis": ("epsilon", "delta", "step_size", "rounds", "clip")[i % 5],
         }
-        exact = {"epsilon-number": 10 ** draw(-3, 3), "step_size-number": 10 ** draw(-4, 0) / typed["L"]}
-        yield [*typed.items(), *chosen.items(), *sliders.items(), *(exact.items() if i % 8 == 6 else ())]
+        exact = {
+            "epsilon-number": 10 ** draw(-3, 3),
+            "step_size-number": 10 ** draw(-4, 0) / typed["L"],
+        }
+        yield [
+            *typed.items(),
+            *chosen.items(),
+            *sliders.items(),
+            *(exact.items() if i % 8 == 6 else ()),
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +152,10 @@ def light(page):
     def write(constants):
         path = page.with_name("light.html")
         text = explorer.explorer_page(constants)
-        path.write_text(text.replace(plotly(), "const Plotly = { newPlot() {}, react() {} };"), encoding="utf-8")
+        path.write_text(
+            text.replace(plotly(), "const Plotly = { newPlot() {}, react() {} };"),
+            encoding="utf-8",
+        )
         return path
 
     return write
@@ -143,7 +164,9 @@ def light(page):
 @pytest.fixture(scope="module")
 def tour(page):
     """One visit that everything is read from."""
-    points = json.dumps([[[key, str(value)] for key, value in point] for point in positions()])
+    points = json.dumps(
+        [[[key, str(value)] for key, value in point] for point in positions()]
+    )
     given = f"const POINTS = {points}, XS = {json.dumps(XS)}, MISTAKES = {json.dumps(list(MISTAKES))};"
     found = visit(page, HELPERS + given + TOUR)
     assert found.complaints == []
@@ -154,7 +177,9 @@ def planned(text, folder, **policy):
     """What the scenario in the page gives when it is saved and planned."""
     path = folder / "copied.toml"
     path.write_text(text, encoding="utf-8")
-    scenario = load_scenario(path, [f"policy.{key}={value}" for key, value in policy.items()])
+    scenario = load_scenario(
+        path, [f"policy.{key}={value}" for key, value in policy.items()]
+    )
     return make_plan(scenario, build(scenario))
 
 
@@ -167,13 +192,22 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
     for point in tour.points:
         assert point["wrong"] == {}, point
         result, values = point["result"], point["values"]
-        plan, equal = planned(point["scenario"], tmp_path), planned(point["scenario"], tmp_path, power="equal")
+        plan, equal = (
+            planned(point["scenario"], tmp_path),
+            planned(point["scenario"], tmp_path, power="equal"),
+        )
         assert values["regime"] == result["regime"] == plan.regime
         seen.add((plan.regime, plan.privacy.accountant, point["state"]["bound"]))
         mixed += 0 < plan.regime_share["dp-limited"] < 1
         close(result["gain"], plan.gain)
         close(result["bound"], plan.bound)
-        close(np.sum([result[part] for part in ("from_start", "from_steps", "from_noise")], axis=0), plan.bound)
+        close(
+            np.sum(
+                [result[part] for part in ("from_start", "from_steps", "from_noise")],
+                axis=0,
+            ),
+            plan.bound,
+        )
         close(result["loss_each"], plan.loss[:, 0])
         close(result["equal_bound"], equal.bound)
         close(values["objective"], plan.objective)
@@ -193,11 +227,15 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         close(values["power_cap"], plan.gain[0] / np.sqrt(plan.power_share[0]))
         energy = np.sum((plan.gain[:, None] * plan.clip) ** 2) / point["state"]["power"]
         close(values["energy"], energy)
-        np.testing.assert_allclose(float(values["epsilon_spent"]), plan.epsilon_spent, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            float(values["epsilon_spent"]), plan.epsilon_spent, rtol=1e-9, atol=1e-12
+        )
         assert result["regime_share"] == pytest.approx(plan.regime_share)
         assert result["gamma"] == pytest.approx(plan.gamma, rel=1e-12)
         loud = [
-            int(found[1]) for text in plan.warnings if (found := re.match(r"In (\d+) of \d+ rounds the noise", text))
+            int(found[1])
+            for text in plan.warnings
+            if (found := re.match(r"In (\d+) of \d+ rounds the noise", text))
         ]
         assert result["loud_rounds"] == sum(loud)
     assert {name for name, _, _ in seen} == set(REGIMES)
@@ -213,15 +251,27 @@ def test_the_map_turns_where_theorem_1_does(tour):
         for row in point["map"]["rows"][:: count(12, 5)]:
             at = SimpleNamespace(**{**state, axis: row["y"]})
             example = at.example_clip if at.unit == "record" else None
-            promise = wflmc.Privacy(1, 0.1, at.clip, unit=at.unit, example_clip=example, adjacency=at.adjacency)
+            promise = wflmc.Privacy(
+                1,
+                0.1,
+                at.clip,
+                unit=at.unit,
+                example_clip=example,
+                adjacency=at.adjacency,
+            )
             reach = promise.sensitivity(1)[0]
-            budget = explorer.ACCOUNTANTS[at.accountant].budget(np.asarray(at.epsilon), np.asarray(at.delta))
+            budget = explorer.ACCOUNTANTS[at.accountant].budget(
+                np.asarray(at.epsilon), np.asarray(at.delta)
+            )
             share = budget / (2 * reach**2 * at.rounds)
             snr = np.array([row["edge"] - 1e-6, row["edge"] + 1e-6])
             power = at.dim * 10 ** (snr / 10) * at.power / at.clip**2
             if abs(np.log(at.step_size / 2 / share)) < 1e-9:
                 continue  # where all three limits meet
-            assert list(regime(at.step_size / 2, power, share)) == [REGIMES[1], REGIMES[row["beyond"]]]
+            assert list(regime(at.step_size / 2, power, share)) == [
+                REGIMES[1],
+                REGIMES[row["beyond"]],
+            ]
 
 
 def test_the_page_starts_at_the_example(tour, plan_of):
@@ -233,8 +283,15 @@ def test_the_page_starts_at_the_example(tour, plan_of):
 
 def test_error_function_in_the_tails(tour):
     with mpmath.workdps(60):
-        exact = [float(mpmath.exp(mpmath.mpf(x) ** 2) * mpmath.erfc(x)) if x < 1e3 else None for x in XS]
-    pairs = [(ours, theirs) for ours, theirs in zip(tour.erfcx, exact, strict=True) if theirs is not None]
+        exact = [
+            float(mpmath.exp(mpmath.mpf(x) ** 2) * mpmath.erfc(x)) if x < 1e3 else None
+            for x in XS
+        ]
+    pairs = [
+        (ours, theirs)
+        for ours, theirs in zip(tour.erfcx, exact, strict=True)
+        if theirs is not None
+    ]
     np.testing.assert_allclose(*np.transpose(pairs), rtol=2e-15)
     assert tour.erfcx[-1] == pytest.approx(1 / (np.sqrt(np.pi) * XS[-1]), rel=1e-11)
 
@@ -251,7 +308,11 @@ def test_mistakes_are_said_at_the_control_and_the_last_picture_stays(tour):
 
 def test_pictures_are_drawn_and_can_be_clicked(tour):
     assert min(tour.traces) >= 3
-    assert not [title for title in tour.buttons if re.search("cloud|share|studio", title, flags=re.I)]
+    assert not [
+        title
+        for title in tour.buttons
+        if re.search("cloud|share|studio", title, flags=re.I)
+    ]
     assert tour.clicked["state"]["snr_db"] != tour.start["state"]["snr_db"]
     assert tour.clicked["state"]["epsilon"] != tour.start["state"]["epsilon"]
     assert tour.clicked["wrong"] == {}
@@ -298,13 +359,18 @@ return { start, held: held.length, steps, end, partial, closed, open: fold.open,
 def test_a_link_budget_and_odd_ways(light, plan_of, scenario):
     """130 dB of path loss; then keys, ends of sliders, addresses that name little, and a mistake in a fold."""
     budget = {"link.power": 1e-13, "link.snr_db": 132, "link.noise_power": 1.26e-14}
-    document = plan_of(scenario, *(word for pair in budget.items() for word in ("--set", "{}={}".format(*pair))))
+    document = plan_of(
+        scenario,
+        *(word for pair in budget.items() for word in ("--set", "{}={}".format(*pair))),
+    )
     found = visit(light(explorer.constants_of(document)), HELPERS + ODD_WAYS)
     assert found.complaints == []
     answer = SimpleNamespace(**found.answer)
     start = answer.start
     assert start["wrong"] == ""
-    assert [start["state"][key] for key in ("power", "snr_db", "noise_power")] == list(budget.values())
+    assert [start["state"][key] for key in ("power", "snr_db", "noise_power")] == list(
+        budget.values()
+    )
     close(start["values"]["objective"], document["objective"])
     assert re.match(r"[\d.]+ times the posterior’s own variance", start["scale"])
     assert answer.held == 7
@@ -325,11 +391,18 @@ def test_plans_beyond_the_limits_start_within_them(plan_of, scenario):
 
 def test_nothing_is_asked_of_the_network(tour, page):
     assert tour.requests == set()
-    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.S)
+    markup = re.sub(
+        r"<(script|style)[^>]*>.*?</\1>",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.S,
+    )
     assert not re.search(r"(src|href|action)\s*=\s*[\"']?\s*(https?:)?//", markup)
     assert "default-src 'none'" in markup
     careless = page.with_name("careless.html")
-    careless.write_text('<html><head></head><body><img src="http://127.0.0.1:9/seen.png"></body></html>')
+    careless.write_text(
+        '<html><head></head><body><img src="http://127.0.0.1:9/seen.png"></body></html>'
+    )
     assert visit(careless).requests == {"http://127.0.0.1:9/seen.png"}
 
 
@@ -339,11 +412,20 @@ def test_command(call, plan_of, scenario, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     assert "explorer.html" in out
     (tmp_path / "run").mkdir()
-    document = plan_of(scenario, "--set", "link.snr_db=[13.5, 14.5]", "--set", "posterior.devices=2", "--no-compare")
+    document = plan_of(
+        scenario,
+        "--set",
+        "link.snr_db=[13.5, 14.5]",
+        "--set",
+        "posterior.devices=2",
+        "--no-compare",
+    )
     (tmp_path / "run" / "plan.json").write_text(json.dumps(document))
     code, out, _ = call("report", "run", "--explore", "--out", "point.html", "--json")
     assert (code, strict(out)) == (0, {"file": "point.html"})
-    started = json.loads(re.search(r"const START = (\{.*?\})", (tmp_path / "point.html").read_text())[1])
+    started = json.loads(
+        re.search(r"const START = (\{.*?\})", (tmp_path / "point.html").read_text())[1]
+    )
     assert (started["snr_db"], started["devices"], started["rounds"]) == (13.5, 2, 51)
     assert started["mu"] == document["constants"]["mu"]
 
@@ -368,8 +450,13 @@ def test_command_refuses(call, tmp_path, monkeypatch, arguments, said):
 def test_points_that_theorem_1_does_not_know(plan_of, tmp_path):
     """Fading, no promise and kinetic steps start at what comes nearest."""
     path = tmp_path / "other.toml"
-    other = STATIC.replace("epsilon = 8.0\ndelta = 0.01\n", "").replace('"static"', '"rayleigh"')
-    path.write_text(other.replace("[sampler]", '[sampler]\ndynamics = "kinetic"') + 'power = "equal"\n')
+    other = STATIC.replace("epsilon = 8.0\ndelta = 0.01\n", "").replace(
+        '"static"', '"rayleigh"'
+    )
+    path.write_text(
+        other.replace("[sampler]", '[sampler]\ndynamics = "kinetic"')
+        + 'power = "equal"\n'
+    )
     document = plan_of(path, "--no-compare")
     found = explorer.constants_of(document)
     assert found["epsilon"] == 8.0

@@ -14,28 +14,52 @@ from wflmc.evaluation.wasserstein import autocorrelation, compare, laplace_law
 
 
 def test_laplace_law_is_that_of_the_hessian():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True).whitened()
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True
+    ).whitened()
     law = laplace_law(posterior)
     rows, labels = posterior.real_rows(posterior.features), posterior.observed[0]
 
     def gradient(theta):
         """Of the negative log posterior in the parameters, where the prior is N(0, I)."""
-        p = softmax(rows @ posterior.coordinates.inverse.T @ theta.reshape(3, -1).T, axis=1) - np.eye(3)[labels]
+        p = (
+            softmax(
+                rows @ posterior.coordinates.inverse.T @ theta.reshape(3, -1).T, axis=1
+            )
+            - np.eye(3)[labels]
+        )
         return (p.T @ rows @ posterior.coordinates.inverse.T).ravel() + theta
 
     steps = 1e-5 * np.eye(posterior.dim)
-    hessian = np.array([gradient(law.mean + step) - gradient(law.mean - step) for step in steps]) / 2e-5
-    np.testing.assert_allclose(law.covariance, np.linalg.inv(hessian), rtol=1e-5, atol=1e-8)
-    assert np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05  # a mode, to within a small step
+    hessian = (
+        np.array(
+            [gradient(law.mean + step) - gradient(law.mean - step) for step in steps]
+        )
+        / 2e-5
+    )
+    np.testing.assert_allclose(
+        law.covariance, np.linalg.inv(hessian), rtol=1e-5, atol=1e-8
+    )
+    assert (
+        np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05
+    )  # a mode, to within a small step
 
 
 def test_perfect_samples_have_small_z():
-    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=60, dim=8)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(0), devices=3, examples=60, dim=8
+    )
     generator = np.random.default_rng(0)
-    theta = generator.multivariate_normal(posterior.exact.mean, posterior.exact.covariance, size=(40, 25))
+    theta = generator.multivariate_normal(
+        posterior.exact.mean, posterior.exact.covariance, size=(40, 25)
+    )
     found = compare(theta, posterior.exact)
-    assert np.abs(found.z).max() < 4.5  # of eight draws from a t law of 39 degrees of freedom
-    np.testing.assert_allclose(found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000))
+    assert (
+        np.abs(found.z).max() < 4.5
+    )  # of eight draws from a t law of 39 degrees of freedom
+    np.testing.assert_allclose(
+        found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000)
+    )
     shifted = compare(theta + 0.1 * found.expected, posterior.exact)
     assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
 
@@ -54,7 +78,9 @@ def test_autocorrelation_of_a_known_chain():
     for draw in range(1, 400):
         theta[:, draw] = 0.8 * theta[:, draw - 1] + 0.6 * generator.standard_normal(200)
     found = autocorrelation(theta[:, 50:], 5)
-    np.testing.assert_allclose(found, 0.8 ** np.arange(6), atol=0.03)  # some 3/√(200 · 350/9)
+    np.testing.assert_allclose(
+        found, 0.8 ** np.arange(6), atol=0.03
+    )  # some 3/√(200 · 350/9)
 
 
 def test_long_curves_are_thinned():

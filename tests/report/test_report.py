@@ -121,7 +121,9 @@ def runs(tmp_path_factory):
     np.savez(path, X=X[:80], y=y[:80], X_test=X[80:], y_test=y[80:])
     return {
         "gaussian": run_in(home / "gaussian", GAUSSIAN),
-        "softmax": run_in(home / "softmax", SOFTMAX.replace("DATA", json.dumps(str(path)))),
+        "softmax": run_in(
+            home / "softmax", SOFTMAX.replace("DATA", json.dumps(str(path)))
+        ),
         "bare": run_in(home / "bare", BARE),
         "kinetic": run_in(home / "kinetic", KINETIC),
     }
@@ -139,7 +141,10 @@ def copied(runs, tmp_path):
 
 
 def files_of(folder):
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("plan", "summary")}
+    return {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ("plan", "summary")
+    }
 
 
 def look_up(document, key):
@@ -161,8 +166,13 @@ def test_numbers_are_those_of_the_files(runs, pages, name):
     if plan["bound"] is not None:
         assert page.curve("distance", "bound")["y"] == plan["bound"]
     if plan["exact_w2_sq"] is not None:
-        assert page.curve("distance", "exact law, no clipping")["y"] == plan["exact_w2_sq"]
-        assert page.curve("distance", "estimated from the chains")["y"] == summary["w2_sq"]["per_round"]
+        assert (
+            page.curve("distance", "exact law, no clipping")["y"] == plan["exact_w2_sq"]
+        )
+        assert (
+            page.curve("distance", "estimated from the chains")["y"]
+            == summary["w2_sq"]["per_round"]
+        )
     if plan["privacy"]["spent"] is not None:
         assert page.curve("spent", "spent")["y"] == plan["privacy"]["spent"]
     for warning in summary["warnings"]:
@@ -172,7 +182,10 @@ def test_numbers_are_those_of_the_files(runs, pages, name):
 def test_promise_and_budgets(runs, pages):
     page, files = Page(pages["gaussian"]), files_of(runs["gaussian"])
     assert page.curve("spent", "budget")["y"] == files["plan"]["privacy"]["budgets"]
-    assert page.values["plan.privacy.epsilon_by.paper"] == files["plan"]["privacy"]["epsilon_by"]["paper"]
+    assert (
+        page.values["plan.privacy.epsilon_by.paper"]
+        == files["plan"]["privacy"]["epsilon_by"]["paper"]
+    )
     worst = page.curve("epsilon", "exact accountant")["y"][-1]
     assert worst == pytest.approx(files["plan"]["privacy"]["epsilon_each"][0], rel=1e-9)
     assert "(ε, δ) = (8 to 30, 0.01)" in page.text
@@ -204,7 +217,9 @@ def test_samples_beside_the_law(runs, pages):
     for index in range(3):
         assert page.values[f"law.mean.{index}"] == exact.mean[index]
         assert page.values[f"law.sd.{index}"] == exact.covariance[index, index] ** 0.5
-        assert page.values[f"mean.{index}"] == pytest.approx(run.draws.theta[:, :, index].mean(), rel=1e-12)
+        assert page.values[f"mean.{index}"] == pytest.approx(
+            run.draws.theta[:, :, index].mean(), rel=1e-12
+        )
 
 
 def test_what_comes_from_files_does_not_run(pages):
@@ -227,9 +242,15 @@ def test_more_rounds(copied):
     folder = copied("kinetic")
     run_in(folder, resume=str(folder), more=5)
     page, files = Page(render_folder(folder)), files_of(folder)
-    assert len(page.curve("plan", "gain α")["y"]) == files["plan"]["constants"]["rounds"] == 14
+    assert (
+        len(page.curve("plan", "gain α")["y"])
+        == files["plan"]["constants"]["rounds"]
+        == 14
+    )
     assert page.values["summary.w2_sq.worst"] == files["summary"]["w2_sq"]["worst"]
-    assert "Rounds in the ledger: 14, each written before it was transmitted" in page.text
+    assert (
+        "Rounds in the ledger: 14, each written before it was transmitted" in page.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,7 +290,9 @@ def test_a_run_that_was_stopped(copied):
 
 def test_data_that_have_changed(runs, copied):
     folder = copied("softmax")
-    data = Path(json.loads((folder / "plan.json").read_text())["scenario"]["posterior"]["data"])
+    data = Path(
+        json.loads((folder / "plan.json").read_text())["scenario"]["posterior"]["data"]
+    )
     kept = data.read_bytes()
     try:
         with np.load(data) as found:
@@ -281,7 +304,9 @@ def test_data_that_have_changed(runs, copied):
         gone = Page(render_folder(folder)).text
     finally:
         data.write_bytes(kept)
-    assert "The data have changed since" in changed or "as its scenario gives" in changed
+    assert (
+        "The data have changed since" in changed or "as its scenario gives" in changed
+    )
     assert "No such file" in gone
     assert "The posterior is not known here" in gone
 
@@ -304,9 +329,17 @@ def edited(path, **changes):
         ("summary.json", cut),
         ("summary.json", lambda path: edited(path, w2_sq=3)),
         ("trace.nc", cut),
-        ("ledger.jsonl", lambda path: path.write_text(path.read_text().replace("0.", "0.1", 1))),
+        (
+            "ledger.jsonl",
+            lambda path: path.write_text(path.read_text().replace("0.", "0.1", 1)),
+        ),
         ("ledger.jsonl", lambda path: path.write_text("")),
-        ("ledger.jsonl", lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))),
+        (
+            "ledger.jsonl",
+            lambda path: path.write_text(
+                "".join(path.read_text().splitlines(keepends=True)[:3])
+            ),
+        ),
         ("scenario.toml", lambda path: path.write_text("[posterior")),
     ],
 )
@@ -328,7 +361,9 @@ def retold(folder, **changes):
 def test_a_plan_of_another_run(copied):
     folder = copied()
     retold(folder, privacy={"epsilon": 3.0}, link={"snr_db": 0.0})
-    with pytest.raises(InputError, match=r"plan.json.*the hash in digests.json differs"):
+    with pytest.raises(
+        InputError, match=r"plan.json.*the hash in digests.json differs"
+    ):
         render_folder(folder)
     (folder / "trace.nc").unlink()
     with pytest.raises(InputError, match=r"plan\.json"):
@@ -353,7 +388,9 @@ def test_a_scenario_or_a_trace_of_another_run(copied, file):
 def test_a_summary_of_another_run(copied):
     folder = copied()
     edited(folder / "summary.json", epsilon_spent=3.0)
-    with pytest.raises(InputError, match=r"summary.json.*the hash in digests.json differs"):
+    with pytest.raises(
+        InputError, match=r"summary.json.*the hash in digests.json differs"
+    ):
         render_folder(folder)
     folder = copied("kinetic")
     ledger = json.loads((folder / "summary.json").read_text())["ledger"]
@@ -367,8 +404,12 @@ def test_a_run_that_was_resumed_or_made_from_a_plan(copied, runs, tmp_path):
     """A run of a plan has the plan's own scenario; of one with more rounds step sizes are numbers."""
     made = tmp_path / "from_plan"
     run_in(made, plan=str(runs["gaussian"] / "plan.json"), out=str(made))
-    assert (made / "scenario.toml").read_text() == (runs["gaussian"] / "scenario.toml").read_text()
-    assert (made / "plan.npz").read_bytes() == (runs["gaussian"] / "plan.npz").read_bytes()
+    assert (made / "scenario.toml").read_text() == (
+        runs["gaussian"] / "scenario.toml"
+    ).read_text()
+    assert (made / "plan.npz").read_bytes() == (
+        runs["gaussian"] / "plan.npz"
+    ).read_bytes()
     render_folder(made)
     folder = copied("kinetic")
     assert "step_size = 0." not in (folder / "scenario.toml").read_text()
@@ -413,7 +454,9 @@ def test_looking_changes_nothing(copied):
     folder = copied()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     render_folder(folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    } == before
 
 
 def test_verdicts_follow_from_the_numbers(runs):
@@ -433,15 +476,21 @@ def test_verdicts_follow_from_the_numbers(runs):
     far = run.summary.w2_sq.model_copy(update={"worst": 1e3, "per_round": [1e3] * 8})
     half = run.summary.clip_rate.model_copy(update={"samples": 0.5})
     assert distance(with_summary(w2_sq=far, clip_rate=half)).mark == "bad"
-    law = distance(with_summary(w2_sq=far, clip_rate=half.model_copy(update={"samples": 0.0})))
+    law = distance(
+        with_summary(w2_sq=far, clip_rate=half.model_copy(update={"samples": 0.0}))
+    )
     assert f"{max(run.plan.exact_w2_sq[6:]):.3g} by the exact law" in law.reason
     assert privacy(run).mark == "good"
     spent = [2.0 * (budget or 0) for budget in run.plan.privacy.budgets]
-    over = run.plan.model_copy(update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})})
+    over = run.plan.model_copy(
+        update={"privacy": run.plan.privacy.model_copy(update={"spent": spent})}
+    )
     assert privacy(dataclasses.replace(run, plan=over)).mark == "bad"
     assert "200 % of it" in answer_section(dataclasses.replace(run, plan=over))
     less = run.scenario.privacy.model_copy(update={"epsilon": 3.0})
-    promised = dataclasses.replace(run, scenario=run.scenario.model_copy(update={"privacy": less}))
+    promised = dataclasses.replace(
+        run, scenario=run.scenario.model_copy(update={"privacy": less})
+    )
     assert "promised was 3" in privacy(promised).reason
     assert "by the ledger a device has spent" in privacy(promised).reason
     assert privacy(promised).mark == "bad"
@@ -456,8 +505,12 @@ def test_what_the_page_sees_of_the_samples_decides(runs, name):
     diagnosed = run.summary.model_copy(update={"rhat_max": 1.0, "ess_min": 900.0})
 
     def with_draws(spread, shift):
-        theta = law.mean + std * (shift + spread * generator.standard_normal((30, 40, std.size)))
-        return dataclasses.replace(run, draws=run.draws._replace(theta=theta), summary=diagnosed)
+        theta = law.mean + std * (
+            shift + spread * generator.standard_normal((30, 40, std.size))
+        )
+        return dataclasses.replace(
+            run, draws=run.draws._replace(theta=theta), summary=diagnosed
+        )
 
     bad = with_draws(0.25, 1.5)
     found = resembles(bad)
@@ -466,8 +519,14 @@ def test_what_the_page_sees_of_the_samples_decides(runs, name):
     assert "|z| = " in found.reason
     assert converged(bad).mark == "good"  # alone
     said = [verdict for verdict in all_verdicts(bad) if verdict.mark == "good"]
-    assert not [v for v in said if any(word in v.reason for word in ("agree", "far from", "noise", "resemble"))]
-    assert [v.mark for v in all_verdicts(bad)] == sorted((v.mark for v in all_verdicts(bad)), key=list(MARKS).index)
+    assert not [
+        v
+        for v in said
+        if any(word in v.reason for word in ("agree", "far from", "noise", "resemble"))
+    ]
+    assert [v.mark for v in all_verdicts(bad)] == sorted(
+        (v.mark for v in all_verdicts(bad)), key=list(MARKS).index
+    )
     assert resembles(with_draws(4.0, 0.0)).mark == "bad"
     assert resembles(with_draws(1.6, 0.0)).mark == "note-mark"
     assert resembles(with_draws(1.0, 0.5)).mark == "note-mark"
@@ -481,10 +540,20 @@ def test_the_page_says_that_devices_were_simulated(runs, pages):
         assert text.count("protects nobody") == 1
         assert "simulated devices" in text
         assert "stayed with them" not in text
-    asked = {"noise": "channel", "secure_aggregation": False, "asked": [5], "sent": [5], "absences": 0}
+    asked = {
+        "noise": "channel",
+        "secure_aggregation": False,
+        "asked": [5],
+        "sent": [5],
+        "absences": 0,
+    }
     run = read_run(runs["gaussian"])
-    summary = run.summary.model_copy(update={"federation": Federation(**asked, epsilon_of_messages=None)})
-    assert "protects nobody" not in answer_section(dataclasses.replace(run, summary=summary))
+    summary = run.summary.model_copy(
+        update={"federation": Federation(**asked, epsilon_of_messages=None)}
+    )
+    assert "protects nobody" not in answer_section(
+        dataclasses.replace(run, summary=summary)
+    )
 
 
 def test_the_page_has_the_advice_that_was_asked_for(pages, copied):
@@ -499,7 +568,9 @@ def test_the_page_has_the_advice_that_was_asked_for(pages, copied):
     assert "test scores are not used" in page.text
     plan = folder / "plan.json"
     plan.write_text(plan.read_text() + "\n")  # another run's
-    assert "What would help" not in answer_section(dataclasses.replace(read_run(copied("bare")), folder=folder))
+    assert "What would help" not in answer_section(
+        dataclasses.replace(read_run(copied("bare")), folder=folder)
+    )
     (folder / "advice.json").write_text("{")
     with pytest.raises(InputError, match=r"advice\.json"):
         read_advice(folder)
@@ -510,15 +581,28 @@ def test_clipping_in_words(runs):
 
     def said(rate, **changes):
         one = run.summary.clip_rate.model_copy(update={"samples": rate})
-        return clipped(dataclasses.replace(run, summary=run.summary.model_copy(update={"clip_rate": one, **changes})))
+        return clipped(
+            dataclasses.replace(
+                run,
+                summary=run.summary.model_copy(update={"clip_rate": one, **changes}),
+            )
+        )
 
-    assert (said(0.0).mark, said(0.1).mark, said(0.6).mark) == ("good", "note-mark", "bad")
+    assert (said(0.0).mark, said(0.1).mark, said(0.6).mark) == (
+        "good",
+        "note-mark",
+        "bad",
+    )
     examples = said(0.0, example_clip_rate=0.04)
     assert examples.mark == "note-mark"
     assert "Often" not in examples.reason
     kinetic = read_run(runs["kinetic"])
     rate = kinetic.summary.clip_rate.model_copy(update={"samples": 0.99})
-    found = clipped(dataclasses.replace(kinetic, summary=kinetic.summary.model_copy(update={"clip_rate": rate})))
+    found = clipped(
+        dataclasses.replace(
+            kinetic, summary=kinetic.summary.model_copy(update={"clip_rate": rate})
+        )
+    )
     assert found.mark == "bad"
     assert "ound" not in found.reason.replace("rounds", "")
 
@@ -530,11 +614,15 @@ def test_distance_from_chains(runs):
     rate = run.summary.clip_rate.model_copy(update={"samples": 0.1})
 
     def at(mean, worst, error):
-        found = run.summary.w2_sq.model_copy(update={"worst": worst, "worst_se": error, "per_round": [mean] * 8})
+        found = run.summary.w2_sq.model_copy(
+            update={"worst": worst, "worst_se": error, "per_round": [mean] * 8}
+        )
         summary = run.summary.model_copy(update={"w2_sq": found, "clip_rate": rate})
         return distance(dataclasses.replace(run, summary=summary))
 
-    assert at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"  # as six perfect chains would show
+    assert (
+        at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
+    )  # as six perfect chains would show
     assert "Cannot be told from 6 chains" in at(0.4 * size, 2 * size, 0.5 * size).reason
     assert at(10 * size, 10 * size, size).mark == "bad"
     assert "Probably far" in at(10 * size, 10 * size, 6 * size).reason
@@ -550,7 +638,10 @@ def test_an_ideal_link_has_no_channel(runs, pages):
 
 
 def test_one_chain(copied):
-    folder = run_in(copied("bare").with_name("one"), BARE.replace("samples = 1", "samples = 9").replace("= 5", "= 1"))
+    folder = run_in(
+        copied("bare").with_name("one"),
+        BARE.replace("samples = 1", "samples = 9").replace("= 5", "= 1"),
+    )
     text = Page(render_folder(folder)).text
     assert "Number of chains: 1; kept draws: 9" in text
     assert "one chain cannot tell" in text
@@ -561,8 +652,12 @@ def test_one_chain(copied):
 def test_bound_and_chains(runs, pages):
     run = read_run(runs["gaussian"])
     texts = ["The chains are at W2² = 9, above the plan's bound of 8."]
-    above = run.summary.model_copy(update={"warnings": texts, "warning_codes": ["above-bound"]})
-    assert "above the plan&#x27;s bound of 8" in answer_section(dataclasses.replace(run, summary=above))
+    above = run.summary.model_copy(
+        update={"warnings": texts, "warning_codes": ["above-bound"]}
+    )
+    assert "above the plan&#x27;s bound of 8" in answer_section(
+        dataclasses.replace(run, summary=above)
+    )
     _, layout = Page(pages["softmax"]).drawings["distance"]
     assert layout["yaxis"]["title"]["text"] == "bound on W2²"
     assert layout["showlegend"]
@@ -604,11 +699,18 @@ def test_the_explorer_starts_at_the_plan(runs, pages):
     plan = files_of(runs["gaussian"])["plan"]
     assert 'id="explorer"' in pages["gaussian"]
     start = explorer.constants_of(plan)
-    assert tuple(start[key] for key in ("epsilon", "delta", "clip", "snr_db")) == (8.0, 0.01, 30.0, 30.0)
+    assert tuple(start[key] for key in ("epsilon", "delta", "clip", "snr_db")) == (
+        8.0,
+        0.01,
+        30.0,
+        30.0,
+    )
     assert all(script in pages["gaussian"] for script in explorer.scripts(start))
 
 
-@pytest.mark.parametrize("kind", ["softmax", *(("gaussian", "bare", "kinetic") if FULL else ())])
+@pytest.mark.parametrize(
+    "kind", ["softmax", *(("gaussian", "bare", "kinetic") if FULL else ())]
+)
 def test_in_a_browser(pages, tmp_path, kind):
     assert "<title>Run " in check_in_browser(pages[kind], tmp_path)
 
@@ -616,4 +718,6 @@ def test_in_a_browser(pages, tmp_path, kind):
 def test_the_browser_tells_what_is_asked_for(tmp_path):
     if not FULL:
         pytest.skip("a test of the test above: make test-full runs it")
-    assert in_browser('<img src="http://example.org/x.png">', tmp_path)[2] == ["http://example.org/x.png"]
+    assert in_browser('<img src="http://example.org/x.png">', tmp_path)[2] == [
+        "http://example.org/x.png"
+    ]

@@ -27,14 +27,39 @@ def study(tmp_path, posterior):
         rows = [row for x in (10.0, 20.0, 30.0) for row in point(name, setting, x)]
         write_csv(tmp_path / f"{name}.csv", Row._fields, rows)
     schemes = ("optimized", "equal", "noiseless")
-    for name, error in (("fig6", 1e-4), ("fig6_exact", None), ("heterogeneity", 1e-3), ("beyond_ess", 0.5)):
-        rows = [Row(name, scheme, x, 0.01 / x, error) for x in (10.0, 20.0) for scheme in schemes]
+    for name, error in (
+        ("fig6", 1e-4),
+        ("fig6_exact", None),
+        ("heterogeneity", 1e-3),
+        ("beyond_ess", 0.5),
+    ):
+        rows = [
+            Row(name, scheme, x, 0.01 / x, error)
+            for x in (10.0, 20.0)
+            for scheme in schemes
+        ]
         write_csv(tmp_path / f"{name}.csv", Row._fields, rows)
-    write_csv(tmp_path / "fig6_floor.csv", Row._fields, [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)])
-    write_csv(tmp_path / "beyond_ablation.csv", Row._fields, [Row("beyond", "ours", 20.0, 0.0123, 1e-3)])
+    write_csv(
+        tmp_path / "fig6_floor.csv",
+        Row._fields,
+        [Row("fig6", "floor", x, 1e-4) for x in (10.0, 20.0)],
+    )
+    write_csv(
+        tmp_path / "beyond_ablation.csv",
+        Row._fields,
+        [Row("beyond", "ours", 20.0, 0.0123, 1e-3)],
+    )
     claims = [
         Claim("fig3a", "power-limited up to (dB)", 16.6, 16.61948977, True),
-        Claim("fig3b", "at high SNR the regime is", "lmc-limited", "dp-limited", False, True, "<b>why</b>"),
+        Claim(
+            "fig3b",
+            "at high SNR the regime is",
+            "lmc-limited",
+            "dp-limited",
+            False,
+            True,
+            "<b>why</b>",
+        ),
         Claim("fig6", "ratio", 2.4, None, False, data="mine.npz"),
     ]
     document = {"data": "mine.npz", "claims": [claim._asdict() for claim in claims]}
@@ -46,19 +71,36 @@ def test_a_study(study):
     page = Page(render_folder(study))
     assert page.values["claims.0.ours"] == 16.61948977
     assert page.values["claims.2.ours"] is None
-    for verdict in ("✓ holds", "! the paper contradicts itself", "✗ differs", "<b>why</b>"):
+    for verdict in (
+        "✓ holds",
+        "! the paper contradicts itself",
+        "✗ differs",
+        "<b>why</b>",
+    ):
         assert verdict in page.text
     curve = page.curve("fig6", "WFLMC, optimized power")
     assert curve["y"] == [0.01 / 10, 0.01 / 20]
     assert curve["error_y"]["array"] == [2e-4, 2e-4]
     assert page.drawings["fig6"][1]["yaxis"]["type"] == "log"
     assert page.drawings["heterogeneity"][1]["xaxis"]["type"] == "log"
-    assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [1e-4, 1e-4]
+    assert page.curve("fig6", "floor of the estimator (perfect samples)")["y"] == [
+        1e-4,
+        1e-4,
+    ]
     assert page.values["beyond_ablation.ours.20"] == 0.0123
     assert page.values["beyond_ess.equal.10"] == 0.001
     assert page.values["beyond_ess.ours.20"] is None
-    assert set(page.drawings) == {"fig2", "fig3a", "fig6", "fig6_exact", "heterogeneity"}
-    assert f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}" in page.text
+    assert set(page.drawings) == {
+        "fig2",
+        "fig3a",
+        "fig6",
+        "fig6_exact",
+        "heterogeneity",
+    }
+    assert (
+        f"wflmc reproduce fig2 fig3a fig6 beyond heterogeneity --data FILE --out {study}"
+        in page.text
+    )
 
 
 def test_a_study_that_is_not_finished(study):
@@ -84,7 +126,9 @@ def test_a_damaged_table_is_named(study, file, text):
 
 
 ONE_KEY = "link.snr_db,w2_sq,w2_sq_se,rhat_max\n20,0.01,0.001,1.1\n10,0.02,0.002,\n"
-TWO_KEYS = "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
+TWO_KEYS = (
+    "link.snr_db,policy.power,ece\n10,equal,0.1\n10,optimized,0.2\n20,equal,0.3\n"
+)
 THREE_KEYS = "link.snr_db,link.power,privacy.epsilon,ece\n1,2,3,0.001\n1,2,4,1\n"
 
 
@@ -93,7 +137,11 @@ def test_a_sweep(tmp_path):
     page = Page(render_folder(tmp_path))
     assert list(page.drawings) == ["sweep-w2_sq", "sweep-rhat_max"]
     trace = page.curve("sweep-w2_sq", "w2_sq")
-    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == ([10, 20], [0.02, 0.01], [0.004, 0.002])
+    assert (trace["x"], trace["y"], trace["error_y"]["array"]) == (
+        [10, 20],
+        [0.02, 0.01],
+        [0.004, 0.002],
+    )
     assert page.curve("sweep-rhat_max", "rhat_max")["y"] == [None, 1.1]
     (tmp_path / "sweep.csv").write_text(TWO_KEYS)
     (trace,), _ = Page(render_folder(tmp_path)).drawings["sweep-ece"]
@@ -103,14 +151,29 @@ def test_a_sweep(tmp_path):
     traces, layout = Page(render_folder(tmp_path)).drawings["sweep-ece"]
     assert [trace["visible"] for trace in traces] == [True, False]
     assert [trace["customdata"] for trace in traces] == [[[0.001]], [[1.0]]]
-    assert [trace["z"] for trace in traces] == [[[-3.0]], [[0.0]]]  # numbers span decades
-    assert (traces[1]["zmin"], traces[1]["zmax"], traces[1]["colorbar"]["ticktext"][0]) == (-3, 0, "0.001")
+    assert [trace["z"] for trace in traces] == [
+        [[-3.0]],
+        [[0.0]],
+    ]  # numbers span decades
+    assert (
+        traces[1]["zmin"],
+        traces[1]["zmax"],
+        traces[1]["colorbar"]["ticktext"][0],
+    ) == (-3, 0, "0.001")
     (slider,) = layout["sliders"]
-    assert [step["label"] for step in slider["steps"]] == ["privacy.epsilon=3", "privacy.epsilon=4"]
+    assert [step["label"] for step in slider["steps"]] == [
+        "privacy.epsilon=3",
+        "privacy.epsilon=4",
+    ]
     assert slider["steps"][1]["args"][0] == {"visible": [False, True]}
-    (tmp_path / "sweep.csv").write_text("privacy.delta,w2_sq,ece\n1e-9,1e-5,0.1\n1e-5,1,0.2\n")
+    (tmp_path / "sweep.csv").write_text(
+        "privacy.delta,w2_sq,ece\n1e-9,1e-5,0.1\n1e-5,1,0.2\n"
+    )
     drawings = Page(render_folder(tmp_path)).drawings
-    kinds = [(layout["xaxis"]["type"], layout["yaxis"]["type"]) for _, layout in drawings.values()]
+    kinds = [
+        (layout["xaxis"]["type"], layout["yaxis"]["type"])
+        for _, layout in drawings.values()
+    ]
     assert kinds == [("log", "log"), ("log", "linear")]
     (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="keys such as"):
@@ -123,7 +186,12 @@ def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
     )
     page = Page(render_folder(tmp_path))
     assert page.curve("sweep-nll", "nll")["y"] == [0.5, 0.4]
-    assert list(page.drawings) == ["sweep-nll", "sweep-accuracy", "sweep-objective", "sweep-ece"]
+    assert list(page.drawings) == [
+        "sweep-nll",
+        "sweep-accuracy",
+        "sweep-objective",
+        "sweep-ece",
+    ]
 
 
 def test_a_folder_of_something_else(tmp_path):
@@ -136,7 +204,11 @@ def test_a_folder_of_something_else(tmp_path):
 def test_regimes_leave_no_gap():
     """The edge of power rises with the SNR until it meets that of privacy, between two rows."""
     rows = [Row("fig2", LMC, x, y) for x, y in ((0.0, 1.0), (10.0, 10.0), (20.0, 20.0))]
-    rows += [Row("fig2", POWER, 0.0, 1.0), Row("fig2", POWER, 10.0, 10.0), Row("fig2", DP, 20.0, 20.0)]
+    rows += [
+        Row("fig2", POWER, 0.0, 1.0),
+        Row("fig2", POWER, 10.0, 10.0),
+        Row("fig2", DP, 20.0, 20.0),
+    ]
     page = Page(draw("fig2", regimes(rows)))
     below, power, privacy = (page.curve("fig2", name) for name in (LMC, POWER, DP))
     meet = 10 + 10 * math.log10(2)

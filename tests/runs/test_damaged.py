@@ -54,7 +54,9 @@ def folder(finished, tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("value", [DEEP, DIGITS, f"{{a = {DEEP}}}"], ids=["deep", "digits", "table"])
+@pytest.mark.parametrize(
+    "value", [DEEP, DIGITS, f"{{a = {DEEP}}}"], ids=["deep", "digits", "table"]
+)
 def test_scenarios(tmp_path, value):
     path = tmp_path / "s.toml"
     path.write_text(f"[sampler]\nsamples = {value}\n")
@@ -78,7 +80,9 @@ def test_scenarios(tmp_path, value):
 def test_plans(folder, key, value):
     path = folder / "plan.json"
     document = json.loads(path.read_text())
-    text = json.dumps(document | {key: "@"}).replace('"@"', value if isinstance(value, str) else json.dumps(value))
+    text = json.dumps(document | {key: "@"}).replace(
+        '"@"', value if isinstance(value, str) else json.dumps(value)
+    )
     path.write_text(text)
     for read in (load_plan, plan_again):
         with pytest.raises(InputError):
@@ -88,7 +92,9 @@ def test_plans(folder, key, value):
 
 
 @pytest.mark.parametrize(
-    "content", [DEEP.encode(), b"\xff\xfe", b"", b"{}", b"[1]"], ids=["deep", "bytes", "empty", "{}", "[1]"]
+    "content",
+    [DEEP.encode(), b"\xff\xfe", b"", b"{}", b"[1]"],
+    ids=["deep", "bytes", "empty", "{}", "[1]"],
 )
 def test_digests_and_ledgers(folder, content):
     (folder / "digests.json").write_bytes(content)
@@ -119,13 +125,21 @@ def test_lines_of_ledgers(tmp_path, change):
     promise = Privacy(epsilon=8.0, delta=0.01)
     Ledger(promise, 2, path=path).charge("run", 0, [[0.1, 0.2]])
     first, second = path.read_text().splitlines()
-    line = {name: value for name, value in (json.loads(second) | change).items() if value is not None}
+    line = {
+        name: value
+        for name, value in (json.loads(second) | change).items()
+        if value is not None
+    }
     path.write_text(f"{first}\n{json.dumps(line)}\n".replace('"@"', DEEP))
     for read_only in (True, False):
         with pytest.raises(InputError):
             Ledger(promise, 2, path=path, read_only=read_only)
     path.write_text(f"{first}\n{second}\n")
-    for anchor in (f'"lines": 2, "chain": {DEEP}', '"lines": Infinity, "chain": ""', '"lines": -3, "chain": ""'):
+    for anchor in (
+        f'"lines": 2, "chain": {DEEP}',
+        '"lines": Infinity, "chain": ""',
+        '"lines": -3, "chain": ""',
+    ):
         (tmp_path / "ledger.jsonl.head").write_text(f'{{"salt": "", {anchor}}}')
         with pytest.raises(InputError):
             Ledger(promise, 2, path=path)
@@ -133,16 +147,29 @@ def test_lines_of_ledgers(tmp_path, change):
 
 def test_progress(tmp_path):
     checkpoint = Checkpoint(tmp_path, "name")
-    progress = Progress(rounds=2, chains=Start(np.ones((2, 3))), clip_rate=np.zeros((2, 2)))
+    progress = Progress(
+        rounds=2, chains=Start(np.ones((2, 3))), clip_rate=np.zeros((2, 2))
+    )
     checkpoint.save(progress)
     whole = progress.to_arrays()
     assert checkpoint.load().rounds == 2
     content = checkpoint.file.read_bytes()
-    for damaged in (b"", content[:-20], content[:200], content.replace(b"position", b"velocity"), b"PK\x03\x04"):
+    for damaged in (
+        b"",
+        content[:-20],
+        content[:200],
+        content.replace(b"position", b"velocity"),
+        b"PK\x03\x04",
+    ):
         checkpoint.file.write_bytes(damaged)
         with pytest.raises(InputError):
             checkpoint.load()
-    for change in ({"first_chain": np.nan}, {"rounds": "x"}, {"position": 1.0}, {"other": np.ones(2)}):
+    for change in (
+        {"first_chain": np.nan},
+        {"rounds": "x"},
+        {"position": 1.0},
+        {"other": np.ones(2)},
+    ):
         np.savez(checkpoint.file, **whole | change, name=np.array("name"))
         with pytest.raises(InputError):
             checkpoint.load()
@@ -160,7 +187,8 @@ def test_keys_and_samples_of_runs_that_go_on(folder, tmp_path):
     stopped.mkdir()
     (tmp_path / "s.toml").write_text(SCENARIO)
     request = RunRequest(
-        **dict.fromkeys(RunRequest._fields) | {"scenario": str(tmp_path / "s.toml"), "out": str(stopped)}
+        **dict.fromkeys(RunRequest._fields)
+        | {"scenario": str(tmp_path / "s.toml"), "out": str(stopped)}
     )
     with pytest.raises(StoppedError):
         run_scenario(request, stopped, stopping, lambda said: None)
@@ -184,7 +212,11 @@ def test_keys_and_samples_of_runs_that_go_on(folder, tmp_path):
 )
 @pytest.mark.parametrize("model", ["gaussian", "softmax"])
 def test_shapes_of_data(tmp_path, arrays, model):
-    np.savez(tmp_path / "d.npz", **{"X": np.ones((4, 2)), "y": np.arange(4) % 2} | arrays)
-    scenario = validate({"posterior": {"model": model, "data": str(tmp_path / "d.npz"), "devices": 2}})
+    np.savez(
+        tmp_path / "d.npz", **{"X": np.ones((4, 2)), "y": np.arange(4) % 2} | arrays
+    )
+    scenario = validate(
+        {"posterior": {"model": model, "data": str(tmp_path / "d.npz"), "devices": 2}}
+    )
     with pytest.raises(InputError):
         build_posterior(scenario)

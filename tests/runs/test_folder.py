@@ -17,7 +17,9 @@ from .test_publish import SECRET
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    text = SECRET.replace('"secret"', "3").replace("epsilon = 8.0", "epsilon = 500.0")  # leaves some for more rounds
+    text = SECRET.replace('"secret"', "3").replace(
+        "epsilon = 8.0", "epsilon = 500.0"
+    )  # leaves some for more rounds
     return run_in(tmp_path_factory.mktemp("folder") / "run", text)
 
 
@@ -28,12 +30,28 @@ def folder(finished, tmp_path):
 
 def test_digests_are_those_of_the_files(folder):
     digests = json.loads((folder / "digests.json").read_text())
-    assert sorted(digests) == ["plan.json", "plan.npz", "scenario.toml", "summary.json", "trace.nc"]
+    assert sorted(digests) == [
+        "plan.json",
+        "plan.npz",
+        "scenario.toml",
+        "summary.json",
+        "trace.nc",
+    ]
     for name, digest in digests.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
 
-@pytest.mark.parametrize("name", ["plan.json", "plan.npz", "scenario.toml", "summary.json", "trace.nc", "digests.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plan.json",
+        "plan.npz",
+        "scenario.toml",
+        "summary.json",
+        "trace.nc",
+        "digests.json",
+    ],
+)
 def test_a_file_that_has_changed_is_named(folder, name):
     with (folder / name).open("ab") as file:
         file.write(b" x")

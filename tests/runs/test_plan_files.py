@@ -74,13 +74,19 @@ def test_one_plan_for_a_run_and_all_that_comes_after(tmp_path, call, scenario, p
     assert call("run", scenario, "--out", folder)[0] == 0
     assert len(planned) == 1
     assert call("report", folder)[0] == 0
-    for number, source in enumerate((folder, folder / "plan.npz", folder / "plan.json")):
+    for number, source in enumerate(
+        (folder, folder / "plan.npz", folder / "plan.json")
+    ):
         assert call("run", "--plan", source, "--out", again / str(number))[0] == 0
     assert len(planned) == 1
     for number in range(3):
         np.testing.assert_array_equal(theta_of(again / str(number)), theta_of(folder))
-        assert (again / str(number) / "plan.npz").read_bytes() == (folder / "plan.npz").read_bytes()
-    one, two = (strict((place / "plan.json").read_text()) for place in (folder, again / "0"))
+        assert (again / str(number) / "plan.npz").read_bytes() == (
+            folder / "plan.npz"
+        ).read_bytes()
+    one, two = (
+        strict((place / "plan.json").read_text()) for place in (folder, again / "0")
+    )
     assert one.pop("seconds") != two.pop("seconds")
     assert one == two
     assert one["gap"] is not None  # the certificate is that of the plan
@@ -100,17 +106,27 @@ def test_plan_out(tmp_path, call, scenario, planned):
     code, out, _ = call("plan", scenario, "--out", folder, *overrides)
     assert code == 0
     assert "plan.npz, scenario.toml, plan.json" in out
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "plan.npz", "scenario.toml"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "plan.json",
+        "plan.npz",
+        "scenario.toml",
+    ]
     planned.clear()
     assert call("run", "--plan", folder, "--out", tmp_path / "a")[0] == 0
     assert not planned
     assert call("run", scenario, "--out", tmp_path / "b", *overrides)[0] == 0
     np.testing.assert_array_equal(theta_of(tmp_path / "a"), theta_of(tmp_path / "b"))
-    assert one_sentence(call("plan", scenario, "--out", tmp_path / "b"), "--out", "the run in it has its own plan")
+    assert one_sentence(
+        call("plan", scenario, "--out", tmp_path / "b"),
+        "--out",
+        "the run in it has its own plan",
+    )
     mine = tmp_path / "mine" / "scenario.toml"
     mine.parent.mkdir()
     mine.write_text(SCENARIO)
-    assert one_sentence(call("plan", mine, "--out", mine.parent), "--out", "replace your scenario.toml")
+    assert one_sentence(
+        call("plan", mine, "--out", mine.parent), "--out", "replace your scenario.toml"
+    )
 
 
 def test_json_alone_is_planned_once(tmp_path, call, scenario, planned):
@@ -120,7 +136,10 @@ def test_json_alone_is_planned_once(tmp_path, call, scenario, planned):
     planned.clear()
     assert call("run", "--plan", saved, "--out", tmp_path / "a")[0] == 0
     assert len(planned) == 1
-    assert Plan.load(tmp_path / "a" / "plan.npz").checksum == json.loads(out)["plan_digest"]
+    assert (
+        Plan.load(tmp_path / "a" / "plan.npz").checksum
+        == json.loads(out)["plan_digest"]
+    )
 
 
 @pytest.fixture
@@ -149,13 +168,33 @@ HARMS = [
     ("plan.npz", cut, "plan.npz"),
     ("plan.npz", other_plan, "plan_digest"),
     ("plan.json", cut, "plan.json"),
-    ("plan.json", lambda path: edited(path, lambda plan: plan["gain"].__setitem__(3, 1.0)), "gain"),
-    ("plan.json", lambda path: edited(path, lambda plan: plan["constants"].update(mu=1.0)), "constants.mu"),
-    ("plan.json", lambda path: edited(path, lambda plan: plan.update(plan_digest="0")), "plan_digest"),
-    ("plan.json", lambda path: edited(path, lambda plan: plan["scenario"]["link"].update(snr_db=3.0)), "link.snr_db"),
+    (
+        "plan.json",
+        lambda path: edited(path, lambda plan: plan["gain"].__setitem__(3, 1.0)),
+        "gain",
+    ),
+    (
+        "plan.json",
+        lambda path: edited(path, lambda plan: plan["constants"].update(mu=1.0)),
+        "constants.mu",
+    ),
+    (
+        "plan.json",
+        lambda path: edited(path, lambda plan: plan.update(plan_digest="0")),
+        "plan_digest",
+    ),
+    (
+        "plan.json",
+        lambda path: edited(
+            path, lambda plan: plan["scenario"]["link"].update(snr_db=3.0)
+        ),
+        "link.snr_db",
+    ),
     (
         "scenario.toml",
-        lambda path: path.write_text(path.read_text().replace("snr_db = 20.0", "snr_db = 3.0")),
+        lambda path: path.write_text(
+            path.read_text().replace("snr_db = 20.0", "snr_db = 3.0")
+        ),
         "snr_db",
     ),
     ("scenario.toml", lambda path: path.write_text("[link"), "scenario"),
@@ -165,7 +204,9 @@ HARMS = [
 @pytest.mark.parametrize(("name", "harm", "said"), HARMS)
 def test_files_that_do_not_belong_together(tmp_path, call, finished, name, harm, said):
     harm(finished / name)
-    assert one_sentence(call("run", "--plan", finished, "--out", tmp_path / "again"), said)
+    assert one_sentence(
+        call("run", "--plan", finished, "--out", tmp_path / "again"), said
+    )
     assert not (tmp_path / "again").exists()
     assert one_sentence(call("run", "--resume", finished, "--more", "3"), said)
     assert one_sentence(call("report", finished), name, "digests.json")
@@ -178,15 +219,20 @@ def test_a_plan_for_other_data(tmp_path, call):
     X, y = generator.standard_normal((40, 2)), generator.standard_normal(40)
     np.savez(tmp_path / "d.npz", X=X, y=y)
     public = (
-        "[posterior]\ndevices = 4\ndata = 'd.npz'\nmu = 0.5\nL = 200.0\ninitial_w2_sq = 5.0\n[sampler]\nchains = 3\n"
+        "[posterior]\ndevices = 4\ndata = 'd.npz'\nmu = 0.5\nL = 200.0\n"
+        "initial_w2_sq = 5.0\n[sampler]\nchains = 3\n"
     )
     (tmp_path / "s.toml").write_text(public)
     assert call("plan", tmp_path / "s.toml", "--out", tmp_path / "plan")[0] == 0
-    np.savez(tmp_path / "d.npz", X=2 * X, y=y)  # of the same shape: nothing in the plan is from the data
+    np.savez(
+        tmp_path / "d.npz", X=2 * X, y=y
+    )  # of the same shape: nothing in the plan is from the data
     assert call("run", "--plan", tmp_path / "plan", "--out", tmp_path / "a")[0] == 0
     for rows in (X[:36], X[:, :1]):
         np.savez(tmp_path / "d.npz", X=rows, y=y[: len(rows)])
-        assert one_sentence(call("run", "--plan", tmp_path / "plan"), "devices, parameters and examples")
+        assert one_sentence(
+            call("run", "--plan", tmp_path / "plan"), "devices, parameters and examples"
+        )
     (tmp_path / "s.toml").write_text(public.replace("mu = 0.5\nL = 200.0\n", ""))
     np.savez(tmp_path / "d.npz", X=X, y=y)
     assert call("plan", tmp_path / "s.toml", "--out", tmp_path / "private")[0] == 0
@@ -204,7 +250,11 @@ def saved_again(folder, plan):
 def test_a_plan_that_does_not_keep_the_promise(finished, call):
     """Also where every digest was made again."""
     plan = Plan.load(finished / "plan.npz")
-    for changes in ({"privacy": Privacy(600.0, 0.01, 30.0)}, {"enforced": False}, {"noise_power": 2.0}):
+    for changes in (
+        {"privacy": Privacy(600.0, 0.01, 30.0)},
+        {"enforced": False},
+        {"noise_power": 2.0},
+    ):
         saved_again(finished, with_context(plan, **changes))
         assert one_sentence(call("run", "--plan", finished), "a plan for the promise")
     saved_again(finished, plan.with_rounds(gain=10 * plan.gain))
@@ -231,12 +281,16 @@ main()
 """
 
 
-def test_a_run_stopped_by_sigint_goes_on_with_its_plan(tmp_path, call, scenario, planned, monkeypatch):
+def test_a_run_stopped_by_sigint_goes_on_with_its_plan(
+    tmp_path, call, scenario, planned, monkeypatch
+):
     monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     assert call("run", scenario, "--out", tmp_path / "whole")[0] == 0
     folder = tmp_path / "stopped"
     with listening("-c", WAITING, "run", scenario, "--out", folder) as process:
-        assert process.stdout.readline() == "in the middle of a round\n", process.communicate()[1]
+        assert process.stdout.readline() == "in the middle of a round\n", (
+            process.communicate()[1]
+        )
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert f"wflmc run --resume {folder}" in err
@@ -266,10 +320,19 @@ def test_a_folder_whose_secret_nobody_can_read(finished, tmp_path, call, scenari
     written = finished / "scenario.toml"
     written.write_text('# not seed = "secret"\n' + written.read_text())
     assert call("run", scenario, "--out", finished)[0] == 0
-    written.write_text(written.read_text().replace('keep = "draws"\nseed = 0', 'keep = "draws"\nseed="secret"'))
-    assert one_sentence(call("run", scenario, "--out", finished), "samples of a secret seed")
+    written.write_text(
+        written.read_text().replace(
+            'keep = "draws"\nseed = 0', 'keep = "draws"\nseed="secret"'
+        )
+    )
+    assert one_sentence(
+        call("run", scenario, "--out", finished), "samples of a secret seed"
+    )
     written.write_text("[sampler")
-    assert one_sentence(call("run", scenario, "--out", finished), "scenario.toml of the run in it cannot be read")
+    assert one_sentence(
+        call("run", scenario, "--out", finished),
+        "scenario.toml of the run in it cannot be read",
+    )
 
 
 def test_warnings_have_codes(tmp_path, call, scenario):
@@ -284,7 +347,9 @@ def test_warnings_have_codes(tmp_path, call, scenario):
 def test_missing_files(tmp_path, call):
     (tmp_path / "empty").mkdir()
     for path in ("empty", "missing", "missing.npz", "missing.json"):
-        assert one_sentence(call("run", "--plan", tmp_path / path), "--plan", "plan.npz or plan.json")
+        assert one_sentence(
+            call("run", "--plan", tmp_path / path), "--plan", "plan.npz or plan.json"
+        )
     with pytest.raises(InputError, match="No such file"):
         Plan.load(tmp_path / "missing.npz")
 
@@ -303,4 +368,6 @@ def test_added_rounds_are_in_one_notice(tmp_path, call, scenario):
 
 def test_what_is_no_plan_is_named_as_it_was_given(tmp_path, call, scenario):
     for path in (tmp_path / "nowhere", scenario):
-        assert one_sentence(call("run", "--plan", path, "--out", tmp_path / "out"), f"'{path}'")
+        assert one_sentence(
+            call("run", "--plan", path, "--out", tmp_path / "out"), f"'{path}'"
+        )

@@ -46,7 +46,11 @@ def scenario(tmp_path):
     X = generator.normal(size=(90, 3)) * [1, 5, 20] + 4
     y = (X[:, 0] + X[:, 1] > 8).astype(int)
     np.savez(tmp_path / "private.npz", X=X[:60], y=y[:60], X_test=X[60:], y_test=y[60:])
-    np.savez(tmp_path / "public.npz", X=generator.normal(size=(80, 3)) * [1, 4, 30], y=np.zeros(80))
+    np.savez(
+        tmp_path / "public.npz",
+        X=generator.normal(size=(80, 3)) * [1, 4, 30],
+        y=np.zeros(80),
+    )
     (tmp_path / "s.toml").write_text(FOREIGN)
     return tmp_path / "s.toml"
 
@@ -58,13 +62,25 @@ def test_public_features_from_a_file_to_a_published_one(scenario, tmp_path, call
     assert summary["epsilon_spent"] <= 8
     assert call("report", tmp_path / "run", "--out", tmp_path / "run.html")[0] == 0
     with h5netcdf.File(tmp_path / "run" / "trace.nc") as file:
-        probability, mean = file["predictions/probability"][...], file["posterior/mean"][0]
-    right = probability.argmax(-1) == np.load(tmp_path / "private.npz")["y_test"]  # by noise that no seed repeats
+        probability, mean = (
+            file["predictions/probability"][...],
+            file["posterior/mean"][0],
+        )
+    right = (
+        probability.argmax(-1) == np.load(tmp_path / "private.npz")["y_test"]
+    )  # by noise that no seed repeats
     assert right.shape == (2, 30)
     assert summary["accuracy"] == pytest.approx(right.mean())
     code, _, err = call("publish", tmp_path / "run", "--out", tmp_path / "draws.nc")
     assert (code, "moments" in err) == (2, True)
-    code, _, err = call("publish", tmp_path / "run", "--what", "moments", "--out", tmp_path / "moments.nc")
+    code, _, err = call(
+        "publish",
+        tmp_path / "run",
+        "--what",
+        "moments",
+        "--out",
+        tmp_path / "moments.nc",
+    )
     assert code == 0, err
     with h5netcdf.File(tmp_path / "moments.nc") as file:
         np.testing.assert_array_equal(file["moments/mean"][...], mean)
@@ -79,7 +95,9 @@ def test_rows_are_as_long_as_public_ones_say(scenario):
     assert features.dtype == np.float32
     assert features.shape[-1] == 4
     assert np.linalg.norm(features[..., :3], axis=-1).max() <= 1 + 1e-6
-    assert inputs.posterior.intercept is False  # its constant is a feature, and in the test set too
+    assert (
+        inputs.posterior.intercept is False
+    )  # its constant is a feature, and in the test set too
     assert inputs.test[0].shape == (30, 4)
 
 
@@ -101,7 +119,12 @@ def test_what_does_not_go_together(change, says):
 def test_no_principal_directions_are_listed_for_public_features():
     def listed(**section):
         given = {"posterior": {"model": "softmax", "data": "mnist", **section}}
-        return {item.name for item in not_covered(validate({**given, "privacy": {"epsilon": 1.0, "delta": 1e-5}}))}
+        return {
+            item.name
+            for item in not_covered(
+                validate({**given, "privacy": {"epsilon": 1.0, "delta": 1e-5}})
+            )
+        }
 
     assert listed() - listed(features="scattering", whiten_from="fashion-mnist") == {
         "the principal directions of posterior.data"
@@ -109,6 +132,8 @@ def test_no_principal_directions_are_listed_for_public_features():
 
 
 def test_predictions_need_a_test_set(tmp_path, call):
-    (tmp_path / "s.toml").write_text('[sampler]\nkeep = "predictions"\nburn_in = 2\nsamples = 4\nchains = 2\n')
+    (tmp_path / "s.toml").write_text(
+        '[sampler]\nkeep = "predictions"\nburn_in = 2\nsamples = 4\nchains = 2\n'
+    )
     code, _, err = call("run", tmp_path / "s.toml")
     assert (code, "sampler.keep" in err) == (2, True)

@@ -72,7 +72,9 @@ def first_chain(run):
 
 def values(file, group):
     with h5netcdf.File(file) as found:
-        return {name: variable[...] for name, variable in found[group].variables.items()}, dict(found[group].attrs)
+        return {
+            name: variable[...] for name, variable in found[group].variables.items()
+        }, dict(found[group].attrs)
 
 
 def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call):
@@ -81,28 +83,50 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
     found, about = values(tmp_path / "m.nc", "moments")
     np.testing.assert_allclose(found["mean"], theta.mean(0))
     np.testing.assert_allclose(found["covariance"], np.cov(theta.T))
-    assert (about["unit"], about["adjacency"], about["accountant"]) == ("device", "replace", "exact")
+    assert (about["unit"], about["adjacency"], about["accountant"]) == (
+        "device",
+        "replace",
+        "exact",
+    )
 
     X = np.random.default_rng(0).normal(size=(5, 3))
     np.savez(tmp_path / "x.npz", X=X)
     np.save(tmp_path / "x.npy", X)
     for number, name in enumerate(("x.npz", "x.npy")):
-        publish_run(run, tmp_path / f"p{number}.nc", what="predictions", features=tmp_path / name)
+        publish_run(
+            run,
+            tmp_path / f"p{number}.nc",
+            what="predictions",
+            features=tmp_path / name,
+        )
         found, _ = values(tmp_path / f"p{number}.nc", "predictions")
         each = np.c_[X, np.ones(5)] @ theta.T
         np.testing.assert_allclose(found["mean"], each.mean(1))
         np.testing.assert_allclose(found["variance"], 1 + each.var(1))
 
-    edit(run, lambda plan: plan.update(classes=["no", "yes"]))  # then every class has two of the four numbers
+    edit(
+        run, lambda plan: plan.update(classes=["no", "yes"])
+    )  # then every class has two of the four numbers
     code, out, err = call(
-        "publish", run, "--what", "predictions", "--features", tmp_path / "x.npy", "--out", tmp_path / "c.nc"
+        "publish",
+        run,
+        "--what",
+        "predictions",
+        "--features",
+        tmp_path / "x.npy",
+        "--out",
+        tmp_path / "c.nc",
     )
     assert (code, out) == (2, "")
     assert "rows of 1 numbers" in err
     np.save(tmp_path / "one.npy", X[:, :1])
-    publish_run(run, tmp_path / "c.nc", what="predictions", features=tmp_path / "one.npy")
+    publish_run(
+        run, tmp_path / "c.nc", what="predictions", features=tmp_path / "one.npy"
+    )
     found, about = values(tmp_path / "c.nc", "predictions")
-    logits = np.einsum("nd,scd->snc", np.c_[X[:, :1], np.ones(5)], theta.reshape(-1, 2, 2))
+    logits = np.einsum(
+        "nd,scd->snc", np.c_[X[:, :1], np.ones(5)], theta.reshape(-1, 2, 2)
+    )
     odds = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(found["probability"], odds.mean(0))
     assert json.loads(about["classes"]) == ["no", "yes"]
@@ -111,10 +135,19 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda plan: plan["scenario"].update(policy={"power": "no-dp"}), "policy.power = 'no-dp' does not"),
+        (
+            lambda plan: plan["scenario"].update(policy={"power": "no-dp"}),
+            "policy.power = 'no-dp' does not",
+        ),
         (lambda plan: plan["privacy"].update(spent=None), "a run that clips"),
-        (lambda plan: plan["scenario"]["privacy"].update(epsilon=None, delta=None), "promises nothing"),
-        (lambda plan: plan["privacy"].update(spent_before=[0.0, 0.0, 99.0, 0.0]), "has spent more"),
+        (
+            lambda plan: plan["scenario"]["privacy"].update(epsilon=None, delta=None),
+            "promises nothing",
+        ),
+        (
+            lambda plan: plan["privacy"].update(spent_before=[0.0, 0.0, 99.0, 0.0]),
+            "has spent more",
+        ),
         (lambda plan: plan.pop("privacy"), "as wflmc wrote it"),
         (lambda plan: plan.pop("not_covered"), "not_covered: Field required"),
     ],
@@ -129,12 +162,18 @@ def test_no_promise_no_file(run, tmp_path, change, says):
 def test_what_cannot_be_published(run, tmp_path, call):
     target = tmp_path / "draws.nc"
     for options, says in (
-        ({"chains": 3}, r"3 chains of the same devices cost 3 times the loss, ε = 1\d\.\d+ instead of 8"),
+        (
+            {"chains": 3},
+            r"3 chains of the same devices cost 3 times the loss, ε = 1\d\.\d+ instead of 8",
+        ),
         ({"chains": 0}, "must be 1"),
         ({"what": "keys"}, "one of draws, predictions, moments"),
         ({"what": "predictions"}, "--features is missing"),
         ({"what": "predictions", "features": run / "nothing"}, "a file that exists"),
-        ({"features": run / "plan.json"}, "given with --what predictions or noise-aware"),
+        (
+            {"features": run / "plan.json"},
+            "given with --what predictions or noise-aware",
+        ),
         ({"what": "predictions", "features": run / "plan.json"}, "an .npy file"),
     ):
         with pytest.raises(InputError, match=says):
@@ -158,7 +197,12 @@ def test_statement_as_json(run, tmp_path, call):
     code, out, err = call("publish", run, "--out", tmp_path / "draws.nc", "--json")
     assert (code, err) == (0, "")
     found = strict(out)
-    assert (found["epsilon"], found["delta"], found["what"], found["not_covered"]) == (8.0, 0.01, "draws", [])
+    assert (found["epsilon"], found["delta"], found["what"], found["not_covered"]) == (
+        8.0,
+        0.01,
+        "draws",
+        [],
+    )
     assert "(ε, δ) = (8, 0.01)" in found["promise"]
     assert found["file"] == str(tmp_path / "draws.nc")
 
@@ -169,8 +213,15 @@ def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
     from wflmc.sampling import chunks
 
     monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
-    scenario, folder, whole, keys = tmp_path / "s.toml", tmp_path / "o", module.sample, []
-    scenario.write_text(SECRET.replace("epsilon = 8.0", "epsilon = 500.0"))  # which leaves something for more rounds
+    scenario, folder, whole, keys = (
+        tmp_path / "s.toml",
+        tmp_path / "o",
+        module.sample,
+        [],
+    )
+    scenario.write_text(
+        SECRET.replace("epsilon = 8.0", "epsilon = 500.0")
+    )  # which leaves something for more rounds
     secret = folder / ".checkpoint" / "secret"
 
     def watched(key, *arguments, execution, **keywords):
@@ -180,7 +231,9 @@ def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
             if len(keys) == 1 and done > work / 2:
                 raise InputError("stop", done, "what this test does")
 
-        return whole(key, *arguments, **keywords, execution=replace(execution, progress=stop))
+        return whole(
+            key, *arguments, **keywords, execution=replace(execution, progress=stop)
+        )
 
     monkeypatch.setattr(module, "sample", watched)
     assert call("run", scenario, "--out", folder)[0] == 2
@@ -224,7 +277,14 @@ def test_without_its_key_a_run_does_not_go_on(tmp_path, call, monkeypatch):
 
 def test_a_sweep_needs_a_number(tmp_path, call):
     (tmp_path / "s.toml").write_text(SECRET)
-    arguments = ("--grid", "link.snr_db=10,20", "--out", tmp_path / "o", "--cache", tmp_path / "c")
+    arguments = (
+        "--grid",
+        "link.snr_db=10,20",
+        "--out",
+        tmp_path / "o",
+        "--cache",
+        tmp_path / "c",
+    )
     code, _, err = call("sweep", tmp_path / "s.toml", *arguments)
     assert code == 2
     assert "a number in a sweep" in err
@@ -234,24 +294,32 @@ def test_a_sweep_needs_a_number(tmp_path, call):
 def test_a_simulated_federation_needs_a_number(tmp_path, call):
     pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")
     (tmp_path / "s.toml").write_text(SECRET)
-    code, _, err = call("federate", tmp_path / "s.toml", "--runtime", "process", "--out", tmp_path / "o")
+    code, _, err = call(
+        "federate", tmp_path / "s.toml", "--runtime", "process", "--out", tmp_path / "o"
+    )
     assert code == 2
     assert "it seeds where chains start" in err
 
 
 def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
     """The key of the run decides it, and a plan of such a run is not repeated without it."""
-    (tmp_path / "s.toml").write_text(SECRET.replace("mu =", 'preconditioner = "private-whiten"\nmu ='))
+    (tmp_path / "s.toml").write_text(
+        SECRET.replace("mu =", 'preconditioner = "private-whiten"\nmu =')
+    )
     scenario = load_scenario(tmp_path / "s.toml")
     keys = jax.random.split(jax.random.key(0))
     one, again, other = (build(scenario, key) for key in (keys[0], keys[0], keys[1]))
     np.testing.assert_array_equal(one.release.matrix, again.release.matrix)
     assert one.release.noise == again.release.noise != other.release.noise
     assert not np.allclose(one.release.matrix, other.release.matrix)
-    assert not np.allclose(build(scenario).release.matrix, build(scenario).release.matrix)
+    assert not np.allclose(
+        build(scenario).release.matrix, build(scenario).release.matrix
+    )
     plan = make_plan(scenario, one)
     plan.save(tmp_path / "plan.npz")
-    (tmp_path / "plan.json").write_text(to_json(plan_document(scenario, one, plan, 0.0)))
+    (tmp_path / "plan.json").write_text(
+        to_json(plan_document(scenario, one, plan, 0.0))
+    )
     assert load_plan(tmp_path, keys[0]).inputs.posterior.L == one.posterior.L
     with pytest.raises(InputError, match="private-whiten"):
         load_plan(tmp_path)
@@ -261,9 +329,15 @@ def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
 
 def listed(**sections):
     """Names of what a published file would rest on."""
-    base = {"posterior": {"mu": 1.0, "L": 2.0, "initial_w2_sq": 1.0}, "privacy": {"epsilon": 1.0, "delta": 0.1}}
+    base = {
+        "posterior": {"mu": 1.0, "L": 2.0, "initial_w2_sq": 1.0},
+        "privacy": {"epsilon": 1.0, "delta": 0.1},
+    }
     base["sampler"] = {"seed": "secret", "chains": 1}
-    content = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+    content = {
+        name: {**base.get(name, {}), **sections.get(name, {})}
+        for name in {*base, *sections}
+    }
     return [item.name for item in not_covered(validate(content)) if item.published]
 
 
@@ -273,10 +347,26 @@ def listed(**sections):
         ({}, None),
         ({"posterior": {"model": "softmax", "data": "mnist"}}, FROM_DATA[0]),
         ({"posterior": {"model": "softmax", "data": "x.npz"}}, "posterior.classes"),
-        ({"posterior": {"model": "softmax", "data": "x.csv", "examples": 9}}, "posterior.classes"),
-        ({"posterior": {"model": "softmax", "data": "x.csv", "classes": 3}}, "posterior.examples"),
+        (
+            {"posterior": {"model": "softmax", "data": "x.csv", "examples": 9}},
+            "posterior.classes",
+        ),
+        (
+            {"posterior": {"model": "softmax", "data": "x.csv", "classes": 3}},
+            "posterior.examples",
+        ),
         ({"posterior": {"data": "x.csv"}}, "posterior.examples"),
-        ({"posterior": {"model": "softmax", "data": "x.csv", "examples": 9, "classes": 3}}, None),
+        (
+            {
+                "posterior": {
+                    "model": "softmax",
+                    "data": "x.csv",
+                    "examples": 9,
+                    "classes": 3,
+                }
+            },
+            None,
+        ),
         ({"posterior": {"model": "softmax", "data": "x.npz", "classes": 3}}, None),
         ({"posterior": {"model": "softmax"}}, None),
         ({"posterior": {"partition": "by-label"}}, "posterior.partition"),
@@ -299,7 +389,9 @@ def test_each_thing_that_a_published_file_would_rest_on(sections, name):
 
 
 def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
-    plan, summary = (json.loads((run / f"{name}.json").read_text()) for name in ("plan", "summary"))
+    plan, summary = (
+        json.loads((run / f"{name}.json").read_text()) for name in ("plan", "summary")
+    )
     names = [item["name"] for item in plan["not_covered"]]
     assert names == ["clip rates", "exact law", "chains", "refusals"]
     assert summary["not_covered"] == plan["not_covered"]
@@ -307,31 +399,49 @@ def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
     assert call("report", run)[0] == 0
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     assert all(item["text"] in page.text for item in plan["not_covered"])
-    assert page.text.index("This folder is for the owner of the data") < page.text.index("Results of wflmc run")
+    assert page.text.index(
+        "This folder is for the owner of the data"
+    ) < page.text.index("Results of wflmc run")
 
 
 def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):
-    (tmp_path / "s.toml").write_text(SECRET.replace("burn_in = 3", 'burn_in = "auto"\nmax_burn_in = 200'))
+    (tmp_path / "s.toml").write_text(
+        SECRET.replace("burn_in = 3", 'burn_in = "auto"\nmax_burn_in = 200')
+    )
     document = plan_of(tmp_path / "s.toml")
-    assert any("sampler.burn_in is computed from the devices' private data" in text for text in document["warnings"])
-    document["scenario"]["sampler"]["burn_in"] = document["constants"]["burn_in"]  # as a run leaves it
+    assert any(
+        "sampler.burn_in is computed from the devices' private data" in text
+        for text in document["warnings"]
+    )
+    document["scenario"]["sampler"]["burn_in"] = document["constants"][
+        "burn_in"
+    ]  # as a run leaves it
     (tmp_path / "plan.json").write_text(json.dumps(document))
     inputs = plan_again(tmp_path / "plan.json").inputs
-    assert "sampler.burn_in" in [item.name for item in inputs.not_covered if item.published]
+    assert "sampler.burn_in" in [
+        item.name for item in inputs.not_covered if item.published
+    ]
 
 
 def test_a_target_by_the_exact_law_is_on_the_list(tmp_path, call):
     (tmp_path / "s.toml").write_text(SECRET)
     asked = ("--solve-for", "privacy.epsilon", "--target", "1.0", "--metric")
     for metric, expected in (("exact", ["--solve-for privacy.epsilon"]), ("bound", [])):
-        _, out, _ = call("plan", tmp_path / "s.toml", *asked, metric, "--no-compare", "--json")
-        assert [item["name"] for item in strict(out)["not_covered"] if item["published"]] == expected
+        _, out, _ = call(
+            "plan", tmp_path / "s.toml", *asked, metric, "--no-compare", "--json"
+        )
+        assert [
+            item["name"] for item in strict(out)["not_covered"] if item["published"]
+        ] == expected
 
 
 def test_declared_classes(tmp_path, plan_of):
     """The number of parameters is that of the declared labels, whatever the data have."""
     generator = np.random.default_rng(0)
-    rows = [f"{a:.3f},{b:.3f},{label}" for (a, b), label in zip(generator.normal(size=(40, 2)), "ab" * 20, strict=True)]
+    rows = [
+        f"{a:.3f},{b:.3f},{label}"
+        for (a, b), label in zip(generator.normal(size=(40, 2)), "ab" * 20, strict=True)
+    ]
     (tmp_path / "x.csv").write_text("\n".join(rows))
     (tmp_path / "s.toml").write_text(
         '[posterior]\nmodel = "softmax"\ndata = "x.csv"\ndevices = 4\nclasses = ["c", "b", "a"]\n[privacy]\n'
@@ -346,12 +456,16 @@ def test_declared_classes(tmp_path, plan_of):
 def test_warnings_about_public_constants_tell_no_private_ones(tmp_path, plan_of, call):
     (tmp_path / "s.toml").write_text(SECRET.replace("L = 60.0", "L = 11.0"))
     path = tmp_path / "s.toml"
-    raw = validate({"posterior": {"devices": 4, "examples": 60, "dim": 3, "intercept": True}})
+    raw = validate(
+        {"posterior": {"devices": 4, "examples": 60, "dim": 3, "intercept": True}}
+    )
     private = build(raw).posterior
     warnings = " ".join(plan_of(path)["warnings"])
     assert "posterior.L = 11 is too small for these data" in warnings
     assert f"{private.L:.3g}" not in warnings
-    code, _, err = call("plan", path, "--set", "posterior.L=0.0", "--set", "posterior.mu=1e6")
+    code, _, err = call(
+        "plan", path, "--set", "posterior.L=0.0", "--set", "posterior.mu=1e6"
+    )
     assert code == 2
     assert "at most L" in err
     assert f"{private.L:.3g}" not in err
@@ -375,11 +489,18 @@ def test_noise_of_a_lattice_can_be_published(tmp_path, call):
         arguments = ("--runtime", "process", "--noise", noise, "--out", folder)
         code, _, err = call("federate", tmp_path / "s.toml", *arguments)
         assert code == 0, err
-        listed = [item["name"] for item in json.loads((folder / "plan.json").read_text())["not_covered"]]
+        listed = [
+            item["name"]
+            for item in json.loads((folder / "plan.json").read_text())["not_covered"]
+        ]
         assert ("sampler.seed" in listed) == (noise == "simulated")
         target = tmp_path / f"{noise}.nc"
-        code, out, err = call("publish", folder, "--out", target, "--accept-not-covered", "--json")
+        code, out, err = call(
+            "publish", folder, "--out", target, "--accept-not-covered", "--json"
+        )
         assert code == 0, err
         found = strict(out)
         assert ("on a lattice" in found["assumes"]) == (noise == "channel")
-        assert ("can be guessed, it holds for nobody" in found["promise"]) == (noise == "simulated")
+        assert ("can be guessed, it holds for nobody" in found["promise"]) == (
+            noise == "simulated"
+        )

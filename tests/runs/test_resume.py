@@ -18,7 +18,14 @@ from wflmc.support.errors import InputError
 
 from ..cli_tools import listening
 from ..conftest import FULL
-from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, losses_of, wflmc_spent
+from ..privacy.ledger_tools import (
+    BUDGET,
+    PROMISE,
+    SCENARIO,
+    lines_of,
+    losses_of,
+    wflmc_spent,
+)
 
 
 class StoppedError(Exception):
@@ -26,13 +33,17 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("memory", [None, 2000.0])
-def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monkeypatch, memory):
+def test_stopped_and_resumed_is_as_if_never_stopped(
+    paid_setting, tmp_path, monkeypatch, memory
+):
     """StoppedError after every single block in turn, with chains in one chunk or in several."""
     posterior, _, plan = paid_setting
     monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * posterior.work())
     arguments = (jax.random.key(1), posterior, plan, 9)
     straight = Ledger(PROMISE, 6, subject=posterior.digest)
-    whole = wflmc.sample(*arguments, ledger=straight, execution=Execution(memory=memory))
+    whole = wflmc.sample(
+        *arguments, ledger=straight, execution=Execution(memory=memory)
+    )
     path, folder = tmp_path / "ledger.jsonl", tmp_path / "checkpoint"
     folder.mkdir()
     stops = 0
@@ -46,7 +57,11 @@ def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monk
             trace = wflmc.sample(
                 *arguments,
                 ledger=ledger,
-                execution=Execution(memory=memory, checkpoint=folder, progress=None if stops > 40 else stop),
+                execution=Execution(
+                    memory=memory,
+                    checkpoint=folder,
+                    progress=None if stops > 40 else stop,
+                ),
             )
             break
         except StoppedError:
@@ -60,7 +75,9 @@ def test_stopped_and_resumed_is_as_if_never_stopped(paid_setting, tmp_path, monk
     np.testing.assert_allclose(ledger.spent, plan.spent, rtol=1e-12)
 
 
-def test_a_crash_between_paying_and_saving_pays_once(paid_setting, tmp_path, monkeypatch):
+def test_a_crash_between_paying_and_saving_pays_once(
+    paid_setting, tmp_path, monkeypatch
+):
     posterior, _, plan = paid_setting
     monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * posterior.work())
     path = tmp_path / "ledger.jsonl"
@@ -77,20 +94,43 @@ def test_a_crash_between_paying_and_saving_pays_once(paid_setting, tmp_path, mon
             )  # fmt: skip
     ledger = Ledger(PROMISE, 6, subject=posterior.digest, path=path)
     assert 0 < len(ledger.entries) < len(plan.rounds)
-    wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=ledger)
+    wflmc.sample(
+        jax.random.key(1),
+        posterior,
+        plan,
+        9,
+        execution=Execution(checkpoint=tmp_path),
+        ledger=ledger,
+    )
     np.testing.assert_allclose(ledger.spent, plan.spent, rtol=1e-12)
 
 
 def test_resuming_with_anything_else_is_refused(paid_setting, tmp_path):
     posterior, _, plan = paid_setting
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
-    wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=ledger)
+    wflmc.sample(
+        jax.random.key(1),
+        posterior,
+        plan,
+        9,
+        execution=Execution(checkpoint=tmp_path),
+        ledger=ledger,
+    )
     for key, chains in ((jax.random.key(2), 9), (jax.random.key(1), 8)):
         with pytest.raises(InputError, match="same plan, data, seed"):
-            wflmc.sample(key, posterior, plan, chains, execution=Execution(checkpoint=tmp_path))
+            wflmc.sample(
+                key, posterior, plan, chains, execution=Execution(checkpoint=tmp_path)
+            )
     empty = Ledger(PROMISE, 6, subject=posterior.digest)
     with pytest.raises(InputError, match="0 rounds of this run"):
-        wflmc.sample(jax.random.key(1), posterior, plan, 9, execution=Execution(checkpoint=tmp_path), ledger=empty)
+        wflmc.sample(
+            jax.random.key(1),
+            posterior,
+            plan,
+            9,
+            execution=Execution(checkpoint=tmp_path),
+            ledger=empty,
+        )
 
 
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
@@ -100,7 +140,9 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
     for start in (1, 13, 20):
         rest = plan.rest(start)
         assert rest.burn_in == max(0, 13 - start)
-        trace = wflmc.sample(jax.random.key(1), posterior, rest, 5, initial=every[:, start - 1])
+        trace = wflmc.sample(
+            jax.random.key(1), posterior, rest, 5, initial=every[:, start - 1]
+        )
         np.testing.assert_array_equal(trace.theta, whole.theta[:, max(0, start - 13) :])
         np.testing.assert_allclose(rest.ledger + rest.spent, plan.spent, rtol=1e-12)
         again = wflmc.plan(
@@ -138,7 +180,9 @@ main()
 """
 
 
-def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, call, monkeypatch):
+def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(
+    tmp_path, call, monkeypatch
+):
     """Killed, with all counts twice; while it runs, another one in its folder is refused, and none once it is dead."""
     monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
     scenario = tmp_path / "s.toml"
@@ -147,10 +191,14 @@ def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, 
     assert code == 0
     killed = tmp_path / "killed"
     command = ["run", scenario, "--out", killed]
-    for calls in (10, 50) if FULL else (50,):  # in burn-in, and among the rounds that are kept
+    for calls in (
+        (10, 50) if FULL else (50,)
+    ):  # in burn-in, and among the rounds that are kept
         paid = lines_of(killed / "ledger.jsonl")
         with listening("-c", WAITING, calls, *command) as process:
-            assert process.stdout.readline() == "in the middle of a round\n", process.communicate()[1]
+            assert process.stdout.readline() == "in the middle of a round\n", (
+                process.communicate()[1]
+            )
             code, _, err = call(*command)
             assert (code, err.count(f"(process {process.pid} is)")) == (2, 1)
             process.kill()
@@ -159,16 +207,25 @@ def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(tmp_path, 
         assert not (killed / "trace.nc").exists()
     code, out, err = call(*command, "--json")
     assert code == 0, err
-    whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "whole", killed))
+    whole, resumed = (
+        json.loads((folder / "summary.json").read_text())
+        for folder in (tmp_path / "whole", killed)
+    )
     assert json.loads(out)["ledger"] == resumed["ledger"]
-    assert losses_of(killed / "ledger.jsonl") == losses_of(tmp_path / "whole" / "ledger.jsonl")
+    assert losses_of(killed / "ledger.jsonl") == losses_of(
+        tmp_path / "whole" / "ledger.jsonl"
+    )
     assert {**resumed["ledger"], "chain": ""} == {**whole["ledger"], "chain": ""}
     assert resumed["w2_sq"] == whole["w2_sq"]
     assert not (killed / ".checkpoint").exists()
 
 
-@pytest.mark.parametrize("extra", [(), ("--ledger", "people.jsonl"), ("--set", "sampler.burn_in=auto")])
-def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch, extra):
+@pytest.mark.parametrize(
+    "extra", [(), ("--ledger", "people.jsonl"), ("--set", "sampler.burn_in=auto")]
+)
+def test_the_same_command_goes_on_with_a_stopped_run(
+    tmp_path, call, monkeypatch, extra
+):
     """Stopped in the middle of it, then again with another scenario, which begins anew."""
     from wflmc.runs import execution
 
@@ -190,14 +247,21 @@ def test_the_same_command_goes_on_with_a_stopped_run(tmp_path, call, monkeypatch
         patch.setattr(execution, "sample", stopping)
         code, _, err = call("run", scenario, "--out", folder, *extra)
     assert (code, (folder / ".checkpoint").exists()) == (2, True), err
-    assert stat.S_IMODE((folder / ".checkpoint").stat().st_mode) & 0o077 == 0  # its owner's alone
-    ledger = tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
+    assert (
+        stat.S_IMODE((folder / ".checkpoint").stat().st_mode) & 0o077 == 0
+    )  # its owner's alone
+    ledger = (
+        tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
+    )
     paid = lines_of(ledger)
     code, _, err = call("run", scenario, "--out", folder, *extra)
     assert code == 0
     assert "Going on with the run that was stopped" in err
     assert lines_of(ledger)[: len(paid)] == paid
-    np.testing.assert_allclose(wflmc_spent(ledger), json.loads((folder / "plan.json").read_text())["privacy"]["spent"])
+    np.testing.assert_allclose(
+        wflmc_spent(ledger),
+        json.loads((folder / "plan.json").read_text())["privacy"]["spent"],
+    )
     assert not (folder / ".checkpoint").exists()
 
 
@@ -215,13 +279,20 @@ def test_more_rounds_from_what_is_left(tmp_path, call):
     assert code == 0, err
     after = json.loads((folder / "plan.json").read_text())
     assert after["gain"][:100] == before["gain"]
-    assert (after["constants"]["rounds"], len(lines_of(folder / "ledger.jsonl"))) == (107, 108)
+    assert (after["constants"]["rounds"], len(lines_of(folder / "ledger.jsonl"))) == (
+        107,
+        108,
+    )
     assert lines_of(folder / "ledger.jsonl")[:101] == left
-    assert np.all(np.array(after["privacy"]["spent"]) <= after["privacy"]["budget"] * (1 + 1e-9))
+    assert np.all(
+        np.array(after["privacy"]["spent"]) <= after["privacy"]["budget"] * (1 + 1e-9)
+    )
     trace = wflmc.scenario.load_scenario(str(folder / "scenario.toml"))
     assert trace.sampler.samples == 57
     summary = json.loads((folder / "summary.json").read_text())
-    np.testing.assert_allclose(summary["ledger"]["spent"], after["privacy"]["spent"], rtol=1e-9)
+    np.testing.assert_allclose(
+        summary["ledger"]["spent"], after["privacy"]["spent"], rtol=1e-9
+    )
     assert len(summary["w2_sq"]["per_round"]) == 57
 
     kept = (folder / "ledger.jsonl").read_text()
@@ -278,8 +349,14 @@ def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatc
     for folder in (here / "shared", there / "moved"):
         code, _, err = call("run", "--resume", folder)
         assert code == 0, err
-        assert json.loads((folder / "plan.json").read_text())["gap"] is not None  # the certificate is kept
-    assert len(lines_of(here / "people.jsonl")) == len(lines_of(there / "moved" / "ledger.jsonl")) == 101
+        assert (
+            json.loads((folder / "plan.json").read_text())["gap"] is not None
+        )  # the certificate is kept
+    assert (
+        len(lines_of(here / "people.jsonl"))
+        == len(lines_of(there / "moved" / "ledger.jsonl"))
+        == 101
+    )
     assert sorted(path.name for path in there.iterdir()) == ["moved"]
 
 
@@ -305,7 +382,11 @@ def test_what_is_not_as_it_was_written_is_refused(tmp_path, call):
 
 
 def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
-    scenario, people, folder = tmp_path / "s.toml", tmp_path / "people.jsonl", tmp_path / "o"
+    scenario, people, folder = (
+        tmp_path / "s.toml",
+        tmp_path / "people.jsonl",
+        tmp_path / "o",
+    )
     scenario.write_text(SCENARIO)
     call("run", scenario, "--ledger", people, "--out", folder)
     assert call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")[0] == 0
@@ -327,7 +408,10 @@ def test_burn_in_is_kept_on_request_also_when_rounds_are_added(tmp_path, call):
     code, _, err = call("run", "--resume", folder, "--more", "3")
     assert code == 0, err
     longer = arviz.from_netcdf(folder / "trace.nc")
-    assert longer.posterior["theta"].sizes["draw"] == first.posterior["theta"].sizes["draw"] + 3
+    assert (
+        longer.posterior["theta"].sizes["draw"]
+        == first.posterior["theta"].sizes["draw"] + 3
+    )
     for group in ("warmup_posterior", "warmup_sample_stats"):
         assert set(longer[group].data_vars) == set(first[group].data_vars)
         for name, values in first[group].data_vars.items():

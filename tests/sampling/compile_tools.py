@@ -6,8 +6,12 @@ import jax
 
 from wflmc.sampling import simulation
 
-clipped_sum = jax.jit(lambda posterior, *arguments, **limit: posterior.clipped_sum(*arguments, **limit))
-clipped_sums = jax.jit(lambda posterior, *arguments: jax.vmap(posterior.clipped_sum)(*arguments))
+clipped_sum = jax.jit(
+    lambda posterior, *arguments, **limit: posterior.clipped_sum(*arguments, **limit)
+)
+clipped_sums = jax.jit(
+    lambda posterior, *arguments: jax.vmap(posterior.clipped_sum)(*arguments)
+)
 gradients = jax.jit(lambda posterior, theta: posterior.gradients(theta))
 
 
@@ -22,5 +26,9 @@ def count_compilations(monkeypatch) -> list[None]:
         traced.append(None)
         return loop(*arguments, **keywords)
 
-    monkeypatch.setattr(simulation, "advance_block", jax.jit(counted, static_argnames=("program", "mesh")))
+    monkeypatch.setattr(
+        simulation,
+        "advance_block",
+        jax.jit(counted, static_argnames=("program", "mesh")),
+    )
     return traced

@@ -13,15 +13,37 @@ from wflmc.planning import POLICIES, Allocation
 CHAINS = 20_000
 
 
-def make(posterior, power="no-dp", *, factor=None, step=0.8, friction=2.0, csi_error=0.0, loss=None, **keywords):
+def make(
+    posterior,
+    power="no-dp",
+    *,
+    factor=None,
+    step=0.8,
+    friction=2.0,
+    csi_error=0.0,
+    loss=None,
+    **keywords,
+):
     """A plan with h = step/√L and γ_f = friction·√μ, at `factor` times the Langevin cap where that is given."""
     path_loss = np.geomspace(1.0, 1e-3, posterior.devices) if loss is None else loss
     link = wflmc.Link(channel.static(path_loss), snr_db=40, csi_error=csi_error)
     if factor is not None:
-        power = POLICIES["noiseless"]._replace(allocate=lambda problem: Allocation(factor * problem.lmc_cap))
-    defaults = {"burn_in": 11, "samples": 1, "step_size": step / posterior.L**0.5, "dynamics": "kinetic"}
+        power = POLICIES["noiseless"]._replace(
+            allocate=lambda problem: Allocation(factor * problem.lmc_cap)
+        )
+    defaults = {
+        "burn_in": 11,
+        "samples": 1,
+        "step_size": step / posterior.L**0.5,
+        "dynamics": "kinetic",
+    }
     promise = keywords.pop("privacy", wflmc.Privacy(15, 0.01, 300))
-    chosen = {"power": power, "friction": friction * posterior.mu**0.5, **defaults, **keywords}
+    chosen = {
+        "power": power,
+        "friction": friction * posterior.mu**0.5,
+        **defaults,
+        **keywords,
+    }
     return wflmc.plan(posterior, link, promise, **grouped(**chosen))
 
 
@@ -31,7 +53,9 @@ def ill_conditioned():
     turn, _ = np.linalg.qr(generator.standard_normal((5, 5)))
     X = np.sqrt(np.geomspace(1, 1000, 5) - 0.01)[:, None] * turn
     y = X @ generator.standard_normal(5)
-    return wflmc.gaussian_regression(jax.random.key(0), 5, X=X, y=y, prior_std=10.0, partition="blocks")
+    return wflmc.gaussian_regression(
+        jax.random.key(0), 5, X=X, y=y, prior_std=10.0, partition="blocks"
+    )
 
 
 def five_parts(plan, posterior, s):
@@ -59,9 +83,17 @@ def law_by_parts(plan, posterior):
     for s in range(len(plan.rounds)):
         matrix, offset, enters = five_parts(plan, posterior, s)
         mean = matrix @ mean + offset
-        covariance = matrix @ covariance @ matrix.T + plan.noise_variance[s] * enters @ enters.T
+        covariance = (
+            matrix @ covariance @ matrix.T + plan.noise_variance[s] * enters @ enters.T
+        )
         yield mean[:m], covariance[:m, :m]
 
 
 def law_of(posterior, plan):
-    return posterior.law(plan.step_size, plan.weight_received, plan.noise_variance, plan.init, dynamics=plan.dynamics)
+    return posterior.law(
+        plan.step_size,
+        plan.weight_received,
+        plan.noise_variance,
+        plan.init,
+        dynamics=plan.dynamics,
+    )

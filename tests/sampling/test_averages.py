@@ -17,10 +17,18 @@ KEY = jax.random.key(3)
 
 @pytest.fixture(scope="module")
 def chain():
-    posterior = wflmc.softmax_regression(jax.random.key(0), 3, examples=60, dim=4, classes=3).whitened()
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 3, examples=60, dim=4, classes=3
+    ).whitened()
     link, promise = wflmc.Link(channel.static(1.0), snr_db=30), wflmc.Privacy(clip=20.0)
-    plan = wflmc.plan(posterior, link, promise, step_size=0.3 / posterior.L, burn_in=3, samples=9)
-    return posterior, plan, np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+    plan = wflmc.plan(
+        posterior, link, promise, step_size=0.3 / posterior.L, burn_in=3, samples=9
+    )
+    return (
+        posterior,
+        plan,
+        np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +42,25 @@ def test_averages_are_those_of_the_draws(chain):
     draws = drawn.theta
     trace = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows)
     kept = trace.predictions
-    np.testing.assert_allclose(kept.probability, posterior.predict(draws, rows), atol=2e-6)
+    np.testing.assert_allclose(
+        kept.probability, posterior.predict(draws, rows), atol=2e-6
+    )
     np.testing.assert_allclose(kept.mean, draws.mean(1), atol=1e-5)
     np.testing.assert_allclose(kept.variance, draws.var(1, ddof=1), rtol=1e-3)
     logits = draws.reshape(4, 9, 3, 4) @ rows[:20].T
-    np.testing.assert_allclose(kept.logits, (logits - logits.mean(2, keepdims=True)).reshape(4, 9, -1), atol=1e-4)
+    np.testing.assert_allclose(
+        kept.logits,
+        (logits - logits.mean(2, keepdims=True)).reshape(4, 9, -1),
+        atol=1e-4,
+    )
     np.testing.assert_allclose(trace.theta[:, 0], kept.mean)
     labels = np.arange(30) % 3
     found = wflmc.evaluate(trace, posterior, (rows, labels))
     direct = wflmc.evaluate(drawn, posterior, (rows, labels))
     assert found.mean_scores == pytest.approx(direct.mean_scores, abs=1e-5)
-    assert found.rhat_max == pytest.approx(wflmc.evaluation.diagnose(kept.logits).rhat_max)
+    assert found.rhat_max == pytest.approx(
+        wflmc.evaluation.diagnose(kept.logits).rhat_max
+    )
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
@@ -60,14 +76,25 @@ def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
 
     stopped = Execution(checkpoint=tmp_path, progress=stop)
     with pytest.raises(StopError):
-        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, execution=stopped)
+        wflmc.sample(
+            KEY, posterior, plan, chains=4, predictions=rows, execution=stopped
+        )
     assert not (tmp_path / "theta.npy").exists()
     going_on = Execution(checkpoint=tmp_path)
-    resumed = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows, execution=going_on).predictions
+    resumed = wflmc.sample(
+        KEY, posterior, plan, chains=4, predictions=rows, execution=going_on
+    ).predictions
     for one, other in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(InputError, match="checkpoint"):
-        wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows[:5], execution=Execution(checkpoint=tmp_path))
+        wflmc.sample(
+            KEY,
+            posterior,
+            plan,
+            chains=4,
+            predictions=rows[:5],
+            execution=Execution(checkpoint=tmp_path),
+        )
 
 
 def test_averages_open_in_arviz(chain, tmp_path):
@@ -76,17 +103,28 @@ def test_averages_open_in_arviz(chain, tmp_path):
     trace.save(tmp_path / "trace.nc")
     opened = arviz.from_netcdf(tmp_path / "trace.nc")
     assert opened["predictions"]["probability"].shape == (4, 30, 3)
-    np.testing.assert_array_equal(opened["posterior"]["variance"].values, trace.predictions.variance)
+    np.testing.assert_array_equal(
+        opened["posterior"]["variance"].values, trace.predictions.variance
+    )
     assert "theta" not in opened["posterior"]
 
 
 def test_what_keeps_no_averages(chain):
     posterior, plan, rows = chain
     with pytest.raises(InputError, match="keep_burn_in"):
-        wflmc.sample(KEY, posterior, plan, chains=2, predictions=rows, keep_burn_in=True)
+        wflmc.sample(
+            KEY, posterior, plan, chains=2, predictions=rows, keep_burn_in=True
+        )
     with pytest.raises(InputError, match="features"):
         wflmc.sample(KEY, posterior, plan, chains=2, predictions=rows[:, :2])
     gaussian = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-    plan = wflmc.plan(gaussian, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=3)
+    plan = wflmc.plan(
+        gaussian,
+        wflmc.Link(channel.static()),
+        wflmc.Privacy(),
+        step_size=1e-3,
+        burn_in=0,
+        samples=3,
+    )
     with pytest.raises(InputError, match="predicts no classes"):
         wflmc.sample(KEY, gaussian, plan, chains=2, predictions=np.ones((3, 5)))

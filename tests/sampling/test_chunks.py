@@ -25,17 +25,29 @@ from .compile_tools import clipped_sum, clipped_sums, count_compilations, gradie
 def cases():
     """A Gaussian and two softmax posteriors (few rows a device, and many), each with plans on three channels."""
     found = {
-        "gaussian": wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=90),
-        "few rows": wflmc.softmax_regression(jax.random.key(0), 7, examples=40, dim=3, classes=4),
+        "gaussian": wflmc.gaussian_regression(
+            jax.random.key(0), devices=7, examples=90
+        ),
+        "few rows": wflmc.softmax_regression(
+            jax.random.key(0), 7, examples=40, dim=3, classes=4
+        ),
         "many rows": wflmc.softmax_regression(
-            jax.random.key(0), 7, examples=200, dim=3, classes=4, partition="dirichlet:1"
+            jax.random.key(0),
+            7,
+            examples=200,
+            dim=3,
+            classes=4,
+            partition="dirichlet:1",
         ),
     }
     return {name: (posterior, plans_of(posterior)) for name, posterior in found.items()}
 
 
 def plans_of(posterior):
-    links = [wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20, seed=seed) for seed in range(7)]
+    links = [
+        wflmc.Link(wflmc.channel.rayleigh(1.0), snr_db=20, seed=seed)
+        for seed in range(7)
+    ]
     return wflmc.plan_many(
         posterior, links, wflmc.Privacy(50, 0.1, 30), step_size=0.5 / (posterior.mu + posterior.L), burn_in=11,
         samples=9, initial_w2_sq=1.0,
@@ -49,7 +61,9 @@ def assert_same_traces(first, second, exactly=False):
     tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 2e-3, "atol": 2e-4}
     np.testing.assert_allclose(first.theta, second.theta, **tolerance)
     np.testing.assert_allclose(first.clip_rate, second.clip_rate, atol=1e-6)
-    np.testing.assert_allclose(first.burn_in_clip_rate, second.burn_in_clip_rate, atol=1e-6)
+    np.testing.assert_allclose(
+        first.burn_in_clip_rate, second.burn_in_clip_rate, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,14 +80,28 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
             posterior,
             plan,
             chains,
-            execution=Execution(memory=limit, progress=lambda done, of: parts.append(done < of)),
+            execution=Execution(
+                memory=limit, progress=lambda done, of: parts.append(done < of)
+            ),
         )
         assert any(parts)
         assert_same_traces(small, whole)
-        again = wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=Execution(memory=limit))
+        again = wflmc.sample(
+            jax.random.key(0),
+            posterior,
+            plan,
+            chains,
+            execution=Execution(memory=limit),
+        )
         assert_same_traces(again, small, exactly=True)
     with pytest.raises(InputError, match="which one chain takes"):
-        wflmc.sample(jax.random.key(0), posterior, plan, chains, execution=Execution(memory=0.5 * one))
+        wflmc.sample(
+            jax.random.key(0),
+            posterior,
+            plan,
+            chains,
+            execution=Execution(memory=0.5 * one),
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,10 +109,14 @@ def test_samples_in_a_file(cases, kind, tmp_path):
     posterior, plans = cases[kind]
     whole = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
     in_file = Execution(store=tmp_path / "theta.npy")
-    stored = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True, execution=in_file)
+    stored = wflmc.sample(
+        jax.random.key(0), posterior, plans, keep_burn_in=True, execution=in_file
+    )
     assert_same_traces(stored, whole, exactly=True)
     np.testing.assert_array_equal(stored.warmup, whole.warmup)
-    np.testing.assert_array_equal(np.load(tmp_path / "theta.npy").swapaxes(0, 1)[:, 11:], whole.theta)
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "theta.npy").swapaxes(0, 1)[:, 11:], whole.theta
+    )
 
 
 def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
@@ -116,10 +148,15 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
     theta = jax.random.normal(jax.random.key(1), (5, posterior.dim))
     weight = jax.random.uniform(jax.random.key(2), (5, 7)).at[:, 3].set(0.0)
     clip = jnp.full((5, 7), 4.0)
-    wanted, unclipped = clipped_sums(posterior, theta, weight, clip), gradients(posterior, theta[0])
+    wanted, unclipped = (
+        clipped_sums(posterior, theta, weight, clip),
+        gradients(posterior, theta[0]),
+    )
     if kind == "few rows":
         monkeypatch.setattr(softmax, "MAX_ROWS_OF_SHORT_DEVICE", 0)
-        by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(posterior, theta, weight, clip)
+        by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(
+            posterior, theta, weight, clip
+        )
         for found, sums in zip(by_device, wanted, strict=True):
             np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
         monkeypatch.undo()
@@ -130,16 +167,24 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
         ready = posterior.on_accelerator(5, 1e9)
         monkeypatch.undo()
         assert (ready.block, ready.devices) == (block, 7)
-        for found, sums in zip(clipped_sums(ready, theta, weight, clip), wanted, strict=True):
+        for found, sums in zip(
+            clipped_sums(ready, theta, weight, clip), wanted, strict=True
+        ):
             assert found.shape == sums.shape
             np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(gradients(ready, theta[0]), unclipped, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            gradients(ready, theta[0]), unclipped, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_block_sizes(monkeypatch):
     assert block_size(30, bytes_per_device=1e3, theta_bytes=0, limit=1e9) == 30
-    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 4  # on a CPU, what stays in its cache
-    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=1e8, limit=1e9) == 100  # or as much as θ
+    assert (
+        block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 4
+    )  # on a CPU, what stays in its cache
+    assert (
+        block_size(10_000, bytes_per_device=1e6, theta_bytes=1e8, limit=1e9) == 100
+    )  # or as much as θ
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 1000
     assert block_size(30, bytes_per_device=1e12, theta_bytes=0, limit=1e9) == 1
@@ -149,7 +194,9 @@ def test_block_sizes(monkeypatch):
 def test_a_device_without_gradient_is_no_trouble():
     """Features of zero and a start at zero: the norm is 0, or nearly, and 0/0 must not spread."""
     for rows in (2, 40):
-        posterior = wflmc.softmax_regression(jax.random.key(0), 1, X=np.zeros((rows, 2)), y=np.arange(rows) % 2)
+        posterior = wflmc.softmax_regression(
+            jax.random.key(0), 1, X=np.zeros((rows, 2)), y=np.arange(rows) % 2
+        )
         total, norm = clipped_sum(posterior, jnp.zeros(4), jnp.ones(1), jnp.ones(1))
         assert not np.isnan(total).any()
         assert norm[0] < 1e-17
@@ -193,17 +240,24 @@ np.savez(sys.argv[1], **out)
 
 
 def test_chains_over_several_accelerators(tmp_path):
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    flags = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    )
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     counts = [1, 2, 4] if FULL else [1, 4]
     names = ["gaussian", "softmax"] if FULL else ["softmax"]
     arguments = [str(tmp_path / "o.npz"), *map(str, counts), *names]
-    subprocess.run([sys.executable, "-c", SHARDED, *arguments], env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", SHARDED, *arguments], env=environment, check=True
+    )
     found = np.load(tmp_path / "o.npz")
     for name in names:
         for label in ("zipped", "shared"):
             for count in counts[1:]:
                 for part in ("", " clipped"):
                     np.testing.assert_allclose(
-                        found[f"{name} {label} {count}{part}"], found[f"{name} {label} 1{part}"], rtol=2e-3, atol=2e-4
+                        found[f"{name} {label} {count}{part}"],
+                        found[f"{name} {label} 1{part}"],
+                        rtol=2e-3,
+                        atol=2e-4,
                     )

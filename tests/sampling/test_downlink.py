@@ -26,17 +26,31 @@ LIMIT = 4.5  # standard errors
 def gaussian(**keywords):
     rng = np.random.default_rng(1)
     X = rng.standard_normal((60, 3)) * [1.0, 0.5, 2.0]
-    return wflmc.gaussian_regression(jax.random.key(0), 4, X=X, y=X.sum(1) + rng.standard_normal(60), **keywords)
+    return wflmc.gaussian_regression(
+        jax.random.key(0), 4, X=X, y=X.sum(1) + rng.standard_normal(60), **keywords
+    )
 
 
 def labelled(examples):
-    return wflmc.softmax_regression(jax.random.key(0), 4, examples=examples, dim=2, classes=3)
+    return wflmc.softmax_regression(
+        jax.random.key(0), 4, examples=examples, dim=2, classes=3
+    )
 
 
 def planned(posterior, snr_db=np.inf, **keywords):
     link = wflmc.Link(channel.static(1.0), snr_db=60, downlink_snr_db=snr_db)
-    settings = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 25, "samples": 2, **keywords}
-    return wflmc.plan(posterior, link, settings.pop("privacy", wflmc.Privacy(None, None, 1e4)), **grouped(**settings))
+    settings = {
+        "step_size": 0.4 / (posterior.mu + posterior.L),
+        "burn_in": 25,
+        "samples": 2,
+        **keywords,
+    }
+    return wflmc.plan(
+        posterior,
+        link,
+        settings.pop("privacy", wflmc.Privacy(None, None, 1e4)),
+        **grouped(**settings),
+    )
 
 
 def test_every_device_hears_noise_of_its_own():
@@ -50,28 +64,49 @@ def test_every_device_hears_noise_of_its_own():
     assert noise.shape == (CHAINS, 4, 3)
     found = np.cov(noise.reshape(CHAINS, -1).T)
     error = plan.downlink_noise * np.sqrt(2 / CHAINS)
-    np.testing.assert_allclose(found, plan.downlink_noise * np.eye(12), atol=LIMIT * error)
+    np.testing.assert_allclose(
+        found, plan.downlink_noise * np.eye(12), atol=LIMIT * error
+    )
 
 
 @pytest.mark.parametrize("examples", [16, 120])  # few rows on a device, and many
 @pytest.mark.parametrize("example_clip", [None, 0.7])
 @pytest.mark.parametrize("model", ["gaussian", "softmax", "whitened"])
-def test_gradients_are_taken_where_each_device_thinks_it_is(model, examples, example_clip):
+def test_gradients_are_taken_where_each_device_thinks_it_is(
+    model, examples, example_clip
+):
     posterior = gaussian() if model == "gaussian" else labelled(examples)
     posterior = posterior.whitened() if model == "whitened" else posterior
-    places = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, posterior.dim)), jnp.float32)
+    places = jnp.asarray(
+        np.random.default_rng(0).standard_normal((2, 4, posterior.dim)), jnp.float32
+    )
     weight, clip = jnp.array([1.0, 0.0, 0.5, 2.0]), jnp.array([3.0, 3.0, 1e3, 1e3])
     limit = None if example_clip is None else jnp.full(4, example_clip)
     ready = posterior.on_accelerator(2, 1e9, by_example=example_clip is not None)
-    total, norms = jax.jit(jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit)))(places)
-    devices, one = [posterior.device(k) for k in range(4)], None if limit is None else limit[:1]
+    total, norms = jax.jit(
+        jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit))
+    )(places)
+    devices, one = (
+        [posterior.device(k) for k in range(4)],
+        None if limit is None else limit[:1],
+    )
     for chain in range(2):
         alone = [
-            clipped_sum(device, places[chain, k], weight[k, None], clip[k, None], example_clip=one)
+            clipped_sum(
+                device,
+                places[chain, k],
+                weight[k, None],
+                clip[k, None],
+                example_clip=one,
+            )
             for k, device in enumerate(devices)
         ]
-        np.testing.assert_allclose(total[chain], sum(part[0] for part in alone), rtol=2e-4, atol=2e-4)
-        np.testing.assert_allclose(norms[chain], np.concatenate([part[1] for part in alone]), rtol=2e-4)
+        np.testing.assert_allclose(
+            total[chain], sum(part[0] for part in alone), rtol=2e-4, atol=2e-4
+        )
+        np.testing.assert_allclose(
+            norms[chain], np.concatenate([part[1] for part in alone]), rtol=2e-4
+        )
 
 
 @pytest.mark.parametrize("dynamics", ["overdamped", "kinetic"])
@@ -89,20 +124,35 @@ def test_the_law_counts_the_noise_that_chains_hear(dynamics):
         dynamics=plan.dynamics,
         downlink=plan.downlink_noise,
     )
-    quiet = posterior.law(plan.step_size, plan.weight, plan.noise_variance, plan.init, dynamics=plan.dynamics)
+    quiet = posterior.law(
+        plan.step_size,
+        plan.weight,
+        plan.noise_variance,
+        plan.init,
+        dynamics=plan.dynamics,
+    )
     assert np.trace(law.covariance[-1]) > 1.2 * np.trace(quiet.covariance[-1])
     theta = wflmc.sample(jax.random.key(2), posterior, plan, CHAINS).theta[:, -1]
     spread = np.diagonal(law.covariance[-1])
-    assert np.abs((theta.mean(0) - law.mean[-1]) / np.sqrt(spread / CHAINS)).max() < LIMIT
+    assert (
+        np.abs((theta.mean(0) - law.mean[-1]) / np.sqrt(spread / CHAINS)).max() < LIMIT
+    )
     assert np.abs(theta.var(0, ddof=1) / spread - 1).max() < LIMIT * np.sqrt(2 / CHAINS)
     assert wflmc.exact_w2_sq(posterior, plan)[-1] == pytest.approx(
-        float(w2_squared(wflmc.posterior.Gaussian(law.mean[-1], law.covariance[-1]), posterior.exact))
+        float(
+            w2_squared(
+                wflmc.posterior.Gaussian(law.mean[-1], law.covariance[-1]),
+                posterior.exact,
+            )
+        )
     )
 
 
 def test_the_bound_holds_and_grows_with_the_noise():
     posterior = gaussian()
-    plans = [planned(posterior, snr, power="no-dp") for snr in (np.inf, 20.0, 0.0, -20.0)]
+    plans = [
+        planned(posterior, snr, power="no-dp") for snr in (np.inf, 20.0, 0.0, -20.0)
+    ]
     for plan in plans:
         assert np.all(wflmc.exact_w2_sq(posterior, plan) <= plan.bound)
     objectives = [plan.objective for plan in plans]
@@ -114,12 +164,20 @@ def test_the_error_of_softmax_gradients_is_bounded():
     posterior = labelled(40)
     weight = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 2.0, 0.0]])
     bound = posterior.downlink_error(weight)
-    rng, theta = np.random.default_rng(0), np.random.default_rng(1).standard_normal(posterior.dim)
+    rng, theta = (
+        np.random.default_rng(0),
+        np.random.default_rng(1).standard_normal(posterior.dim),
+    )
     gradients = jax.jit(posterior.gradients)
     base, moved = np.asarray(gradients(jnp.asarray(theta))), []
     for _ in range(50):
         places = theta + 0.3 * rng.standard_normal((4, posterior.dim))
-        moved.append([np.asarray(gradients(jnp.asarray(place)))[k] for k, place in enumerate(places)])
+        moved.append(
+            [
+                np.asarray(gradients(jnp.asarray(place)))[k]
+                for k, place in enumerate(places)
+            ]
+        )
     error = np.einsum("sk,nkm->nsm", weight, np.array(moved) - base)
     assert np.all((error**2).sum(-1).mean(0) <= 0.09 * bound)
 
@@ -128,15 +186,22 @@ def test_plans_by_the_exact_law_know_of_it():
     posterior = gaussian()
     privacy = wflmc.Privacy(8, 0.01, 30)
     plan = planned(posterior, 0.0, objective="exact", privacy=privacy)
-    assert plan.objective == pytest.approx(wflmc.exact_w2_sq(posterior, plan)[25:].max(), rel=1e-9)
+    assert plan.objective == pytest.approx(
+        wflmc.exact_w2_sq(posterior, plan)[25:].max(), rel=1e-9
+    )
     ignorant = planned(posterior, objective="exact", privacy=privacy)
     ignorant = with_context(ignorant, downlink_noise=plan.downlink_noise)
-    assert plan.objective <= wflmc.exact_w2_sq(posterior, ignorant)[25:].max() * (1 + 1e-6)
+    assert plan.objective <= wflmc.exact_w2_sq(posterior, ignorant)[25:].max() * (
+        1 + 1e-6
+    )
 
 
 def test_privacy_does_not_depend_on_what_devices_hear():
     posterior, privacy = gaussian(), wflmc.Privacy(8, 0.01, 30)
-    noisy, quiet = (planned(posterior, snr, privacy=privacy, power="equal") for snr in (10.0, np.inf))
+    noisy, quiet = (
+        planned(posterior, snr, privacy=privacy, power="equal")
+        for snr in (10.0, np.inf)
+    )
     np.testing.assert_array_equal(noisy.loss, quiet.loss)
     assert noisy.digest != quiet.digest
     report = audit.audit(jax.random.key(3), noisy, trials=20_000)
@@ -146,7 +211,9 @@ def test_privacy_does_not_depend_on_what_devices_hear():
 
 def test_a_scenario_with_a_noisy_broadcast(tmp_path, call):
     path = tmp_path / "s.toml"
-    path.write_text("[posterior]\nexamples = 300\ndevices = 6\n[sampler]\nburn_in = 9\nsamples = 8\nchains = 4\n")
+    path.write_text(
+        "[posterior]\nexamples = 300\ndevices = 6\n[sampler]\nburn_in = 9\nsamples = 8\nchains = 4\n"
+    )
     noisy = ("--set", "link.downlink_snr_db=10.0")
     code, out, err = call("run", path, *noisy, "--out", tmp_path / "a", "--json")
     assert code == 0, err

@@ -33,11 +33,17 @@ def test_an_interrupt_inside_the_hook_of_the_garbage_collector_comes_again():
 
 @pytest.mark.parametrize(
     ("start", "module"),
-    [(["-m", "wflmc"], "typer"), (["-m", "wflmc"], "jax"), (["-c", "from wflmc.cli import main; main()"], "jax")],
+    [
+        (["-m", "wflmc"], "typer"),
+        (["-m", "wflmc"], "jax"),
+        (["-c", "from wflmc.cli import main; main()"], "jax"),
+    ],
 )
 def test_an_interrupt_while_modules_are_imported(tmp_path, start, module):
     """One line and exit code 1, no traceback: a module that takes its time stands in for a real one."""
-    (tmp_path / f"{module}.py").write_text("import threading\nprint('here', flush=True)\nthreading.Event().wait(900)\n")
+    (tmp_path / f"{module}.py").write_text(
+        "import threading\nprint('here', flush=True)\nthreading.Event().wait(900)\n"
+    )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     with listening(*start, "plan", "x.toml", PYTHONPATH=path) as process:
         assert process.stdout.readline() == "here\n", process.communicate()[1]
@@ -48,7 +54,9 @@ def test_an_interrupt_while_modules_are_imported(tmp_path, start, module):
 
 def test_the_command_line_listens_before_anything_large_is_imported():
     script = "import sys, wflmc.cli; print({'jax', 'numpy', 'scipy', 'typer', 'click'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "set()\n"
 
 
@@ -59,5 +67,7 @@ def test_names_of_the_package_are_imported_when_they_are_asked_for():
     assert set(dir(wflmc)) == set(wflmc.__all__)
     assert given["Link"] is wflmc.channel.Link
     assert wflmc.support.errors.InputError is given["InputError"]
-    with pytest.raises(AttributeError, match="module 'wflmc' has no attribute 'nothing'"):
+    with pytest.raises(
+        AttributeError, match="module 'wflmc' has no attribute 'nothing'"
+    ):
         wflmc.nothing  # noqa: B018

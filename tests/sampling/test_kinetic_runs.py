@@ -25,7 +25,9 @@ def test_a_round_written_out(small):
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
     after, info = run.step(jax.random.key(5), state)
-    theta, velocity = (np.asarray(values, dtype=float) for values in (state.position, state.velocity))
+    theta, velocity = (
+        np.asarray(values, dtype=float) for values in (state.position, state.velocity)
+    )
     h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
     middle = theta + h / 2 * velocity
     gradients = small.hessian @ middle - small.linear
@@ -33,9 +35,16 @@ def test_a_round_written_out(small):
     estimate = plan.scale[0] / plan.gain[0] * np.asarray(info.received, dtype=float)
     kicked = decay * (velocity - h / 2 * estimate) - h / 2 * estimate
     np.testing.assert_allclose(after.velocity, kicked, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(after.position, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5)
-    clipped = gradients * np.minimum(1, 5.0 / np.linalg.norm(gradients, axis=1))[:, None]
-    noise = np.asarray(info.received) - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
+    np.testing.assert_allclose(
+        after.position, middle + h / 2 * kicked, rtol=1e-4, atol=1e-5
+    )
+    clipped = (
+        gradients * np.minimum(1, 5.0 / np.linalg.norm(gradients, axis=1))[:, None]
+    )
+    noise = (
+        np.asarray(info.received)
+        - plan.gain[0] * (plan.weight[0] / plan.scale[0]) @ clipped
+    )
     draw = jax.random.normal(wflmc.support.keys.named(jax.random.key(5), "noise"), (3,))
     np.testing.assert_allclose(noise, draw, rtol=1e-3, atol=1e-3)
     with pytest.raises(InputError, match="velocity"):
@@ -55,17 +64,28 @@ def test_runner_is_the_kernel_in_a_loop(small):
         for s in range(len(plan.rounds)):
             state, _ = jax.jit(run.step)(fold(noise, s), state)
             if s >= 4:
-                np.testing.assert_allclose(state.position, trace.theta[chain, s - 4], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(state.velocity, trace.velocity[chain], rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(
+                    state.position, trace.theta[chain, s - 4], rtol=1e-4, atol=1e-5
+                )
+        np.testing.assert_allclose(
+            state.velocity, trace.velocity[chain], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_plans_in_a_batch_are_plans_on_their_own(small):
-    plans = [make(small, "equal", friction=friction, samples=4) for friction in (0.5, 2.0, 8.0)]
+    plans = [
+        make(small, "equal", friction=friction, samples=4)
+        for friction in (0.5, 2.0, 8.0)
+    ]
     together = wflmc.sample(jax.random.key(1), small, plans)
     for number, plan in enumerate(plans):
         alone = wflmc.sample(jax.random.key(1), small, plan, 1, numbers=[number])
-        np.testing.assert_allclose(together.theta[number], alone.theta[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(wflmc.exact_w2_sq(small, plans[1]), wflmc.exact_w2_sq(small, [plans[1]] * 2))
+        np.testing.assert_allclose(
+            together.theta[number], alone.theta[0], rtol=1e-4, atol=1e-5
+        )
+    np.testing.assert_allclose(
+        wflmc.exact_w2_sq(small, plans[1]), wflmc.exact_w2_sq(small, [plans[1]] * 2)
+    )
     assert len({plan.digest for plan in plans}) == 3
     overdamped = wflmc.plan(
         small,
@@ -99,7 +119,10 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
     stops = 0
     while stops < 100:
         try:
-            trace = wflmc.sample(*arguments, execution=Execution(memory=memory, checkpoint=tmp_path, progress=stop))
+            trace = wflmc.sample(
+                *arguments,
+                execution=Execution(memory=memory, checkpoint=tmp_path, progress=stop),
+            )
             break
         except StoppedError:
             stops += 1
@@ -112,7 +135,9 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
 def test_rounds_that_fill_up_the_last_block_move_no_chain(few, monkeypatch):
     plan = make(few, "equal", burn_in=3, samples=10)
     whole = wflmc.sample(jax.random.key(1), few, plan, 4)
-    monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * few.work())  # blocks of five, the last of three
+    monkeypatch.setattr(
+        chunks, "BLOCK_WORK", 5 * 4 * few.work()
+    )  # blocks of five, the last of three
     parts = wflmc.sample(jax.random.key(1), few, plan, 4)
     np.testing.assert_allclose(parts.velocity, whole.velocity, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-4, atol=1e-5)
@@ -133,19 +158,35 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     after = wflmc.sample(jax.random.key(1), few, rest, 5, initial=where)
     every = wflmc.sample(jax.random.key(1), few, long, 5)
     np.testing.assert_allclose(after.theta, every.theta[:, 9:], rtol=1e-4, atol=1e-5)
-    elsewhere = wflmc.sample(jax.random.key(1), few, rest, 5, initial=first.theta[:, -1])
+    elsewhere = wflmc.sample(
+        jax.random.key(1), few, rest, 5, initial=first.theta[:, -1]
+    )
     assert np.abs(elsewhere.theta[:, 0] - every.theta[:, 9]).max() > 0.01
     with pytest.raises(InputError, match="initial"):
-        wflmc.sample(jax.random.key(1), few, rest, 5, initial=np.concatenate([where.position, where.velocity], axis=1))
+        wflmc.sample(
+            jax.random.key(1),
+            few,
+            rest,
+            5,
+            initial=np.concatenate([where.position, where.velocity], axis=1),
+        )
     with pytest.raises(InputError, match="velocity"):
-        wflmc.sample(jax.random.key(1), few, rest, 5, initial=Start(where.position, where.velocity[:, :2]))
+        wflmc.sample(
+            jax.random.key(1),
+            few,
+            rest,
+            5,
+            initial=Start(where.position, where.velocity[:, :2]),
+        )
 
 
 @pytest.mark.parametrize("power", ["equal", "noiseless-dp"])
 @pytest.mark.parametrize("unit", ["device", "record"])
 def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, unit):
     """x = 2aℓ², and no device is taken beyond its budget."""
-    privacy = wflmc.Privacy(3.0, 1e-3, clip=20.0, unit=unit, example_clip=2.0 if unit == "record" else None)
+    privacy = wflmc.Privacy(
+        3.0, 1e-3, clip=20.0, unit=unit, example_clip=2.0 if unit == "record" else None
+    )
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=70, csi_error=0.1)
     plan = wflmc.plan(
         few,
@@ -158,8 +199,15 @@ def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, 
         policy=wflmc.Policy(power=power),
     )
     sensitivity = 20.0 if unit == "device" else 2.0
-    strength = np.maximum(plan.context.uncertainty, 1.0 if plan.received is None else plan.received)
-    expected = 2 * (plan.gain[:, None] * strength * sensitivity) ** 2 / plan.noise_power * (plan.weight > 0)
+    strength = np.maximum(
+        plan.context.uncertainty, 1.0 if plan.received is None else plan.received
+    )
+    expected = (
+        2
+        * (plan.gain[:, None] * strength * sensitivity) ** 2
+        / plan.noise_power
+        * (plan.weight > 0)
+    )
     np.testing.assert_allclose(plan.loss, expected, rtol=1e-12)
     budget = privacy.budget(6)
     assert np.all(plan.spent <= budget)
@@ -175,9 +223,15 @@ def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
     assert max(test.epsilon_gaussian for test in report.tests) > 0.8 * report.epsilon
     module = sys.modules["wflmc.sampling.kernel"]
     honest = module.superpose
-    monkeypatch.setattr(module, "superpose", lambda key, signal, noise_power: honest(key, signal, noise_power / 4))
+    monkeypatch.setattr(
+        module,
+        "superpose",
+        lambda key, signal, noise_power: honest(key, signal, noise_power / 4),
+    )
     # Another number of trials is compiled anew, and so with the change; no other test has this number.
-    assert not audit.audit(jax.random.key(0), plan, trials=19_064, attacks=["constant"]).consistent
+    assert not audit.audit(
+        jax.random.key(0), plan, trials=19_064, attacks=["constant"]
+    ).consistent
 
 
 def test_stats_say_how_much_noise_is_too_much(few):
@@ -209,8 +263,14 @@ def test_what_cannot_be_is_refused(few):
 def test_plans_warn_of_useless_friction_and_of_unlike_devices(few):
     assert not [text for text in make(few, "equal").warnings if "friction" in text]
     for friction in (0.1, 21 * (few.L / few.mu) ** 0.5):
-        assert [text for text in make(few, "equal", friction=friction).warnings if "friction" in text]
-    unlike = wflmc.gaussian_regression(jax.random.key(1), 4, examples=40, dim=3, partition="by-label")
+        assert [
+            text
+            for text in make(few, "equal", friction=friction).warnings
+            if "friction" in text
+        ]
+    unlike = wflmc.gaussian_regression(
+        jax.random.key(1), 4, examples=40, dim=3, partition="by-label"
+    )
     plan = make(unlike, "no-dp", step=1.95, loss=[1.0, 1e-12, 1e-12, 1e-12])
     heaviest = np.linalg.eigvalsh(np.tensordot(plan.weight[0], unlike.hessian, 1))[-1]
     warned = any("stretches errors" in text for text in plan.warnings)

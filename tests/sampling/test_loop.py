@@ -47,7 +47,12 @@ class Diary:
         self.calls.append(("keep", block.start, state))
 
     def run(self, blocks):
-        parts = {"transport": self.transport, "charge": self.charge, "advance": self.advance, "keep": self.keep}
+        parts = {
+            "transport": self.transport,
+            "charge": self.charge,
+            "advance": self.advance,
+            "keep": self.keep,
+        }
         return run_rounds(0, blocks, **parts)
 
 
@@ -114,10 +119,15 @@ def posterior():
 
 @pytest.fixture(scope="module")
 def plan(posterior):
-    link, privacy = wflmc.Link(channel.static()), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
+    link, privacy = (
+        wflmc.Link(channel.static()),
+        wflmc.Privacy(epsilon=8, delta=0.01, clip=30),
+    )
     step = 0.4 / (posterior.mu + posterior.L)
     policy = wflmc.Policy("noiseless-dp")
-    return wflmc.plan(posterior, link, privacy, step_size=step, burn_in=2, samples=3, policy=policy)
+    return wflmc.plan(
+        posterior, link, privacy, step_size=step, burn_in=2, samples=3, policy=policy
+    )
 
 
 def simulation(posterior, plan, folder):
@@ -148,9 +158,13 @@ WAYS = [simulation, coverage, protected, federation]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_running_chains_is_this_loop(way, posterior, plan, tmp_path, monkeypatch):
+def test_every_way_of_running_chains_is_this_loop(
+    way, posterior, plan, tmp_path, monkeypatch
+):
     checked = []
-    monkeypatch.setattr(loop, "check_finite", lambda finite, block: checked.append(block))
+    monkeypatch.setattr(
+        loop, "check_finite", lambda finite, block: checked.append(block)
+    )
     way(posterior, plan, tmp_path)
     assert checked
     assert checked[0].start == 0
@@ -158,7 +172,9 @@ def test_every_way_of_running_chains_is_this_loop(way, posterior, plan, tmp_path
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_running_chains_has_the_update_of_dynamics(way, posterior, plan, tmp_path, monkeypatch):
+def test_every_way_of_running_chains_has_the_update_of_dynamics(
+    way, posterior, plan, tmp_path, monkeypatch
+):
     """With an update that goes one ahead in every round, whatever was received, chains do."""
 
     def go_ahead(self, point, received, *, noise, **constants):
@@ -183,13 +199,19 @@ def test_the_update_is_the_same_for_numpy_and_jax(dynamics):
     exact = dynamics.step(point, received, noise=noise, **constants)
     assert exact.position.dtype == np.float64
     single = jax.tree.map(lambda values: jnp.asarray(values, jnp.float32), point)
-    rounded = dynamics.step(single, jnp.asarray(received), noise=jnp.asarray(noise), **constants)
-    for wanted, found in zip(jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True):
+    rounded = dynamics.step(
+        single, jnp.asarray(received), noise=jnp.asarray(noise), **constants
+    )
+    for wanted, found in zip(
+        jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True
+    ):
         assert isinstance(wanted, np.ndarray)
         assert isinstance(found, jax.Array)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     ahead = dynamics.gradient_position(point, 0.3)
-    np.testing.assert_allclose(ahead, position + 0.15 * velocity if dynamics.has_velocity else position)
+    np.testing.assert_allclose(
+        ahead, position + 0.15 * velocity if dynamics.has_velocity else position
+    )
 
 
 # How chains are executed, and where they start.
@@ -205,6 +227,8 @@ def test_executions_and_starts_are_checked_where_they_enter(posterior, plan):
             wflmc.sampling.Execution(**wrong)
     with pytest.raises(InputError, match="execution"):
         wflmc.sample(jax.random.key(1), posterior, plan, 2, execution=1e9)
-    start = wflmc.sampling.Start(np.zeros((2, posterior.dim)), np.zeros((2, posterior.dim)))
+    start = wflmc.sampling.Start(
+        np.zeros((2, posterior.dim)), np.zeros((2, posterior.dim))
+    )
     with pytest.raises(InputError, match=r"initial\.velocity"):
         wflmc.sample(jax.random.key(1), posterior, plan, 2, initial=start)

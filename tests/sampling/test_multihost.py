@@ -21,12 +21,24 @@ def _free_port() -> int:
 
 def _sampled_by_two_hosts(folder) -> str:
     """Empty where both hosts have done their part, else what the first to fail has said."""
-    together = ["--coordinator", f"127.0.0.1:{_free_port()}", "--hosts", 2, "--out", folder]
+    together = [
+        "--coordinator",
+        f"127.0.0.1:{_free_port()}",
+        "--hosts",
+        2,
+        "--out",
+        folder,
+    ]
     command = [FOLDER / "multihost.py", *together, "--host"]
-    with listening(*command, 0, JAX_PLATFORMS="cpu") as one, listening(*command, 1, JAX_PLATFORMS="cpu") as other:
+    with (
+        listening(*command, 0, JAX_PLATFORMS="cpu") as one,
+        listening(*command, 1, JAX_PLATFORMS="cpu") as other,
+    ):
         ends = time.monotonic() + PATIENCE
         while (codes := [host.poll() for host in (one, other)]) != [0, 0]:
-            failed = [host for host, code in zip((one, other), codes, strict=True) if code]
+            failed = [
+                host for host, code in zip((one, other), codes, strict=True) if code
+            ]
             if failed:  # the other one would wait for it
                 return f"exit code {failed[0].returncode}: {failed[0].communicate()}"
             assert time.monotonic() < ends
@@ -34,7 +46,9 @@ def _sampled_by_two_hosts(folder) -> str:
     return ""
 
 
-@pytest.mark.skipif(not FULL, reason="two hosts of one process each: make test-full runs it")
+@pytest.mark.skipif(
+    not FULL, reason="two hosts of one process each: make test-full runs it"
+)
 def test_two_hosts_sample_what_one_does(tmp_path):
     # Somebody else may take the port before host 0 does; then there is another.
     for _ in range(3):
@@ -45,7 +59,10 @@ def test_two_hosts_sample_what_one_does(tmp_path):
     example = load("multihost")
     wanted = example.sampled(np.arange(example.CHAINS)).theta
     found = np.load(tmp_path / "theta.npy")
-    assert [np.load(tmp_path / f"part-{host}.npy").shape[0] for host in (0, 1)] == [6, 6]
+    assert [np.load(tmp_path / f"part-{host}.npy").shape[0] for host in (0, 1)] == [
+        6,
+        6,
+    ]
     # Other numbers of chains at a time may round otherwise in float32; wrong numbers of chains are far off.
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
     assert np.abs(found[:6] - found[6:]).max() > 0.01

@@ -31,7 +31,13 @@ LIMITS = st.builds(
 
 
 def small(**sizes) -> Workload:
-    known = {"chains": 10, "rounds": 12, "kept_rounds": 7, "dim": 5, "has_velocity": False}
+    known = {
+        "chains": 10,
+        "rounds": 12,
+        "kept_rounds": 7,
+        "dim": 5,
+        "has_velocity": False,
+    }
     work = {"gradient_bytes": 100.0, "operations": 10.0, "transcript": False}
     return Workload(**{**known, **work, **sizes})
 
@@ -39,10 +45,16 @@ def small(**sizes) -> Workload:
 @given(WORKLOADS, LIMITS)
 def test_every_chain_is_in_one_chunk_and_every_round_in_one_block(workload, limits):
     cut = partition(workload, limits)
-    chains = [index for chunk in cut.chunks() for index in range(chunk.own.start, chunk.own.stop)]
+    chains = [
+        index
+        for chunk in cut.chunks()
+        for index in range(chunk.own.start, chunk.own.stop)
+    ]
     assert chains == [*range(workload.chains)]
     assert len([*cut.chunks()]) == cut.chunk_count
-    rounds = [index for block in cut.blocks() for index in range(block.start, block.stop)]
+    rounds = [
+        index for block in cut.blocks() for index in range(block.start, block.stop)
+    ]
     assert rounds == [*range(workload.rounds)]
 
 
@@ -52,7 +64,9 @@ def test_parts_are_equal_and_the_last_one_is_filled_up(workload, limits):
     assert cut.chunk_chains % limits.accelerators == 0
     for chunk in cut.chunks():
         assert chunk.members.size == cut.chunk_chains
-        np.testing.assert_array_equal(chunk.members[: chunk.size], np.arange(chunk.own.start, chunk.own.stop))
+        np.testing.assert_array_equal(
+            chunk.members[: chunk.size], np.arange(chunk.own.start, chunk.own.stop)
+        )
         assert np.all(chunk.members[chunk.size :] == workload.chains - 1)
     numbers = np.arange(workload.rounds)
     for block in cut.blocks():
@@ -73,7 +87,9 @@ def test_parts_respect_the_limits(workload, limits):
         assert fewer * workload.chain_bytes <= limits.memory / 2
     if cut.block_rounds == 1:
         return
-    assert cut.block_rounds * cut.chunk_chains * workload.operations <= limits.operations
+    assert (
+        cut.block_rounds * cut.chunk_chains * workload.operations <= limits.operations
+    )
     copies = 3 if workload.transcript else 1
     kept = workload.rounds if workload.transcript else workload.kept_rounds
     stored = copies * min(cut.block_rounds, kept)
@@ -84,13 +100,19 @@ def test_parts_respect_the_limits(workload, limits):
 def test_groups_of_a_transcript_stay_within_blocks_and_memory(workload, limits):
     cut = partition(workload, limits)
     groups = [cut.groups(block) for block in cut.blocks()]
-    indices = [index for group in groups for index in range(group.own.start, group.own.stop)]
+    indices = [
+        index for group in groups for index in range(group.own.start, group.own.stop)
+    ]
     assert indices == [*range(cut.group_starts.size)]
     for block, group in zip(cut.blocks(), groups, strict=True):
         assert group.offsets[0] == 0  # no group reaches over from the block before
-        np.testing.assert_array_equal(block.start + group.offsets, cut.group_starts[group.own])
+        np.testing.assert_array_equal(
+            block.start + group.offsets, cut.group_starts[group.own]
+        )
     blocks = len(groups)
-    if cut.group_starts.size > blocks:  # else groups are whole blocks and cannot be longer
+    if (
+        cut.group_starts.size > blocks
+    ):  # else groups are whole blocks and cannot be longer
         longest = np.diff(np.append(cut.group_starts, workload.rounds)).max()
         fitting = limits.memory / 4 / workload.transcript_bytes
         assert workload.rounds / longest <= max(1.0, fitting)
@@ -109,7 +131,9 @@ def test_a_run_that_goes_on_is_cut_where_it_was(workload, limits):
 def test_cuts_that_are_known():
     """Pinned: another cut rounds differently, so that a stopped run would not go on from its checkpoint."""
     limits = WorkLimits(memory=2000.0, operations=1e9, accelerators=1)
-    cut = partition(small(), limits)  # a chain takes 180 bytes, and five fit into half of the memory
+    cut = partition(
+        small(), limits
+    )  # a chain takes 180 bytes, and five fit into half of the memory
     assert (cut.chunk_chains, cut.block_rounds, cut.chunk_count) == (5, 4, 2)
     cut = partition(small(), limits._replace(accelerators=2))
     assert (cut.chunk_chains, cut.chunk_count) == (6, 2)
@@ -117,8 +141,12 @@ def test_cuts_that_are_known():
     cut = partition(small(), limits._replace(memory=1e9, operations=300.0))
     assert (cut.chunk_chains, cut.block_rounds) == (10, 3)
     four_rows = WorkLimits(memory=4 * 4 * 12.0, operations=1e9, accelerators=1)
-    groups = chunks.transcript_groups(small(chains=1, rounds=10, dim=1), four_rows, block_rounds=5)
-    np.testing.assert_array_equal(groups, [0, 3, 5, 8])  # groups of three, none across a block
+    groups = chunks.transcript_groups(
+        small(chains=1, rounds=10, dim=1), four_rows, block_rounds=5
+    )
+    np.testing.assert_array_equal(
+        groups, [0, 3, 5, 8]
+    )  # groups of three, none across a block
 
 
 def test_only_kept_rounds_take_memory():

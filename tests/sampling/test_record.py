@@ -52,7 +52,9 @@ def by_autodiff(likelihood, posterior, answers, theta, weight, clip, example_cli
         rows = slice(posterior.sizes[k])
         own = np.array(theta) / (posterior.devices * posterior.prior_std**2)
         for u, v in zip(posterior.features[k, rows], answers[k, rows], strict=True):
-            g = np.asarray(gradient(jnp.asarray(theta), jnp.asarray(u), jnp.asarray(v)), float)
+            g = np.asarray(
+                gradient(jnp.asarray(theta), jnp.asarray(u), jnp.asarray(v)), float
+            )
             own += g * min(1, example_clip[k] / np.linalg.norm(g))
         norms.append(np.linalg.norm(own))
         total += weight[k] * own * min(1, clip[k] / norms[-1])
@@ -63,19 +65,35 @@ def by_autodiff(likelihood, posterior, answers, theta, weight, clip, example_cli
 def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
     likelihood, name, make = KINDS[kind]
     posterior = make()
-    assert (posterior.features.shape[1] <= softmax.MAX_ROWS_OF_SHORT_DEVICE) == (kind == "few rows")
+    assert (posterior.features.shape[1] <= softmax.MAX_ROWS_OF_SHORT_DEVICE) == (
+        kind == "few rows"
+    )
     rng = np.random.default_rng(0)
     theta = rng.standard_normal((3, posterior.dim))
-    weight = rng.uniform(size=(3, posterior.devices)) * (rng.uniform(size=(3, posterior.devices)) < 0.8)
+    weight = rng.uniform(size=(3, posterior.devices)) * (
+        rng.uniform(size=(3, posterior.devices)) < 0.8
+    )
     clip = rng.uniform(1, 8, posterior.devices)
     example_clip = rng.uniform(0.2, 2, posterior.devices)
     wanted = [
-        by_autodiff(likelihood, posterior, getattr(posterior, name), t, w, clip, example_clip)
+        by_autodiff(
+            likelihood, posterior, getattr(posterior, name), t, w, clip, example_clip
+        )
         for t, w in zip(theta, weight, strict=True)
     ]
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # blocks of several devices for softmax too
-    for ready in (posterior, posterior.on_accelerator(3, 1e9, True), posterior.on_accelerator(3, 1.0, True)):
-        sums = jax.vmap(lambda t, w, p=ready: p.clipped_sum(t, w, clip, example_clip=jnp.asarray(example_clip)))
+    monkeypatch.setattr(
+        jax, "default_backend", lambda: "gpu"
+    )  # blocks of several devices for softmax too
+    for ready in (
+        posterior,
+        posterior.on_accelerator(3, 1e9, True),
+        posterior.on_accelerator(3, 1.0, True),
+    ):
+        sums = jax.vmap(
+            lambda t, w, p=ready: p.clipped_sum(
+                t, w, clip, example_clip=jnp.asarray(example_clip)
+            )
+        )
         found = jax.jit(sums)(theta.astype(np.float32), weight.astype(np.float32))
         for place, (total, norms) in enumerate(wanted):
             np.testing.assert_allclose(found[0][place], total, rtol=2e-4, atol=2e-4)
@@ -89,8 +107,12 @@ def test_norms_of_examples(kind):
     theta = np.random.default_rng(1).standard_normal(posterior.dim)
     real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
     u, v = posterior.features[real], getattr(posterior, name)[real]
-    gradients = jax.vmap(jax.grad(likelihood), (None, 0, 0))(jnp.asarray(theta), jnp.asarray(u), jnp.asarray(v))
-    np.testing.assert_allclose(posterior.example_norms(theta), np.linalg.norm(gradients, axis=1), rtol=1e-4)
+    gradients = jax.vmap(jax.grad(likelihood), (None, 0, 0))(
+        jnp.asarray(theta), jnp.asarray(u), jnp.asarray(v)
+    )
+    np.testing.assert_allclose(
+        posterior.example_norms(theta), np.linalg.norm(gradients, axis=1), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +122,11 @@ def test_a_clip_that_never_bites_changes_nothing(kind):
     ones, inf = jnp.ones(posterior.devices), jnp.full(posterior.devices, jnp.inf)
     whole = clipped_sum(posterior, theta, ones, 5 * ones)
     for limit in (inf, 1e6 * ones):
-        for a, b in zip(clipped_sum(posterior, theta, ones, 5 * ones, example_clip=limit), whole, strict=True):
+        for a, b in zip(
+            clipped_sum(posterior, theta, ones, 5 * ones, example_clip=limit),
+            whole,
+            strict=True,
+        ):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -113,24 +139,37 @@ def one_device(posterior, theta, clip, example_clip):
     st.sampled_from(["gaussian", "softmax"]), st.floats(0.1, 20), st.floats(0.5, 20), st.floats(-50, 50),
     st.integers(0, 10_000),
 )  # fmt: skip
-def test_replacing_a_record_moves_a_device_by_twice_the_smaller_clip(kind, c, ell, value, seed):
+def test_replacing_a_record_moves_a_device_by_twice_the_smaller_clip(
+    kind, c, ell, value, seed
+):
     rng = np.random.default_rng(seed)
     X, y = 3 * rng.standard_normal((12, 2)), rng.integers(0, 3, 12)
     y[:3] = [0, 1, 2]
     other_X, other_y = X.copy(), y.astype(float)
     other_X[-1], other_y[-1] = rng.standard_normal(2) * value, rng.integers(0, 3)
     make = wflmc.gaussian_regression if kind == "gaussian" else wflmc.softmax_regression
-    pair = [make(jax.random.key(0), 1, X=a, y=b, partition="blocks") for a, b in ((X, y), (other_X, other_y))]
+    pair = [
+        make(jax.random.key(0), 1, X=a, y=b, partition="blocks")
+        for a, b in ((X, y), (other_X, other_y))
+    ]
     theta = jnp.asarray(3 * rng.standard_normal(pair[0].dim), jnp.float32)
     sums = [one_device(p, theta, jnp.full(1, ell), jnp.full(1, c)) for p in pair]
-    assert np.linalg.norm(np.asarray(sums[0] - sums[1], float)) <= 2 * min(c, ell) * (1 + 1e-4) + 1e-4
+    assert (
+        np.linalg.norm(np.asarray(sums[0] - sums[1], float))
+        <= 2 * min(c, ell) * (1 + 1e-4) + 1e-4
+    )
 
 
 def record_plan(posterior, c, **keywords):
     privacy = wflmc.Privacy(4, 1e-3, 30, unit="record", example_clip=c)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
     step = 0.4 / (posterior.mu + posterior.L)
-    return wflmc.plan(posterior, link, privacy, **grouped(step_size=step, burn_in=30, samples=20, **keywords))
+    return wflmc.plan(
+        posterior,
+        link,
+        privacy,
+        **grouped(step_size=step, burn_in=30, samples=20, **keywords),
+    )
 
 
 def test_a_smaller_record_buys_gain_until_another_limit_holds(posterior):
@@ -145,9 +184,13 @@ def test_a_smaller_record_buys_gain_until_another_limit_holds(posterior):
         plan = record_plan(posterior, c)
         x = 2 * (plan.gain[:, None] * (plan.weight > 0) * 30) ** 2
         assert x.sum(0).max() <= budget * max(1, 30 / c) ** 2 * (1 + 1e-9)
-        np.testing.assert_allclose(plan.spent, x.sum(0) * min(1, c / 30) ** 2, rtol=1e-12)
+        np.testing.assert_allclose(
+            plan.spent, x.sum(0) * min(1, c / 30) ** 2, rtol=1e-12
+        )
         objectives.append(plan.objective)
-    assert objectives[0] == objectives[1] == objectives[2]  # c ≥ ℓ protects no less than the device
+    assert (
+        objectives[0] == objectives[1] == objectives[2]
+    )  # c ≥ ℓ protects no less than the device
     assert np.all(np.diff(objectives[2:]) <= 0)
     assert objectives[-1] < objectives[0] / 5
 
@@ -177,7 +220,9 @@ def test_examples_far_out_lose_their_pull():
     posterior = wflmc.gaussian_regression(jax.random.key(0), 4, X=X, y=y)
     link = wflmc.Link(channel.static(1.0), snr_db=60)
     privacy = wflmc.Privacy(clip=1e3, unit="record", example_clip=1.0)
-    plan = wflmc.plan(posterior, link, privacy, step_size=0.5 / posterior.L, burn_in=100, samples=100)
+    plan = wflmc.plan(
+        posterior, link, privacy, step_size=0.5 / posterior.L, burn_in=100, samples=100
+    )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 20)
     assert abs(trace.theta.mean() - 2) < 0.2
     assert posterior.mean[0] > 100
@@ -223,7 +268,11 @@ def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7
     assert len(ready.hessian) > 7
-    for found, value in zip(clipped_sum(ready, theta, ones, 30 * ones, example_clip=ones), wanted, strict=True):
+    for found, value in zip(
+        clipped_sum(ready, theta, ones, 30 * ones, example_clip=ones),
+        wanted,
+        strict=True,
+    ):
         np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
 
 
@@ -231,9 +280,13 @@ def test_norms_beyond_float32_do_not_switch_clipping_off():
     """Squares that under- or overflow: a tiny row with a huge target, and a row of 1e20 beside others."""
     X = np.array([[1e-20, 1e-20], [1.0, 0.0]])
     tiny = wflmc.gaussian_regression(jax.random.key(0), 1, X=X, y=np.array([1e24, 0.0]))
-    total, _ = clipped_sum(tiny, jnp.zeros(2), jnp.ones(1), jnp.full(1, 1e4), example_clip=jnp.ones(1))
+    total, _ = clipped_sum(
+        tiny, jnp.zeros(2), jnp.ones(1), jnp.full(1, 1e4), example_clip=jnp.ones(1)
+    )
     assert np.linalg.norm(total) <= 1 + 1e-4
     rows = np.array([[1e20, 0.0], [0.0, 1e10], [1.0, 1.0]])
     huge = wflmc.softmax_regression(jax.random.key(0), 1, X=rows, y=np.array([0, 1, 0]))
-    total, _ = clipped_sum(huge, jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones(1), jnp.full(1, 30.0))
+    total, _ = clipped_sum(
+        huge, jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.ones(1), jnp.full(1, 30.0)
+    )
     assert np.isnan(total).any() or np.linalg.norm(total) <= 30 * (1 + 1e-5)

@@ -26,7 +26,9 @@ KEY = jax.random.key(0)
 
 def groups_of(found):
     """Before ArviZ 1 and from then on."""
-    return set(found.children) if isinstance(found, xr.DataTree) else set(found.groups())
+    return (
+        set(found.children) if isinstance(found, xr.DataTree) else set(found.groups())
+    )
 
 
 @cache
@@ -34,7 +36,14 @@ def traced(posterior, chains=4, **keywords):
     """Few rounds of a few chains; one run for all tests that ask for the same."""
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
     step = 0.4 / (posterior.mu + posterior.L)
-    plan = wflmc.plan(posterior, link, wflmc.Privacy(50, 0.1, 300), step_size=step, burn_in=6, samples=5)
+    plan = wflmc.plan(
+        posterior,
+        link,
+        wflmc.Privacy(50, 0.1, 300),
+        step_size=step,
+        burn_in=6,
+        samples=5,
+    )
     return wflmc.sample(jax.random.key(1), posterior, plan, chains, **keywords)
 
 
@@ -44,44 +53,78 @@ def uneven():
     generator = np.random.default_rng(0)
     X = generator.standard_normal((43, 3))
     y = X @ [1.0, -0.5, 0.2] + 0.3 + generator.standard_normal(43)
-    return wflmc.gaussian_regression(KEY, 5, X=X, y=y, intercept=True, partition="blocks"), X, y
+    return (
+        wflmc.gaussian_regression(KEY, 5, X=X, y=y, intercept=True, partition="blocks"),
+        X,
+        y,
+    )
 
 
 @pytest.fixture(scope="module")
 def labelled():
     generator = np.random.default_rng(1)
     X = generator.standard_normal((40, 2))
-    y = np.argmax(X @ generator.standard_normal((2, 3)) + generator.gumbel(size=(40, 3)), axis=1)
+    y = np.argmax(
+        X @ generator.standard_normal((2, 3)) + generator.gumbel(size=(40, 3)), axis=1
+    )
     return wflmc.softmax_regression(KEY, 4, X=X, y=y, partition="blocks"), X, y
 
 
 def test_the_groups_of_a_plain_trace_hold_no_data(uneven):
     found = traced(uneven[0]).to_arviz()
     assert groups_of(found) == {"posterior", "sample_stats"}
-    assert set(found.sample_stats) == {"gain", "active_devices", "excess_noise", "clip_rate", "loss"}
+    assert set(found.sample_stats) == {
+        "gain",
+        "active_devices",
+        "excess_noise",
+        "clip_rate",
+        "loss",
+    }
 
 
 def test_observed_data_are_the_data_and_who_holds_them(uneven, labelled):
     for posterior, _, y in (uneven, labelled):
         found = traced(posterior).to_arviz(posterior)
-        assert groups_of(found) == {"posterior", "sample_stats", "observed_data", "constant_data"}
+        assert groups_of(found) == {
+            "posterior",
+            "sample_stats",
+            "observed_data",
+            "constant_data",
+        }
         observed = found.observed_data
-        np.testing.assert_array_equal(observed["y"], y)  # blocks leave the order as it was
-        np.testing.assert_array_equal(observed["device"], np.arange(len(y)) * posterior.devices // len(y))
+        np.testing.assert_array_equal(
+            observed["y"], y
+        )  # blocks leave the order as it was
+        np.testing.assert_array_equal(
+            observed["device"], np.arange(len(y)) * posterior.devices // len(y)
+        )
         assert observed["y"].dims == observed["device"].dims == ("observation",)
         assert observed.attrs["inference_library"] == "wflmc"
 
 
 @pytest.mark.parametrize("whitened", [False, True])
-def test_covariates_are_constant_data_and_outcomes_alone_are_observed(uneven, labelled, whitened):
+def test_covariates_are_constant_data_and_outcomes_alone_are_observed(
+    uneven, labelled, whitened
+):
     for posterior, X, _ in (uneven, labelled):
         model = posterior.whitened() if whitened else posterior
-        found = traced(posterior).to_arviz(model, predictive=True, features=X[:7].tolist())
-        assert list(found.observed_data.data_vars) == list(found.posterior_predictive.data_vars) == ["y"]
-        for group, rows in ((found.constant_data, X), (found.predictions_constant_data, X[:7])):
+        found = traced(posterior).to_arviz(
+            model, predictive=True, features=X[:7].tolist()
+        )
+        assert (
+            list(found.observed_data.data_vars)
+            == list(found.posterior_predictive.data_vars)
+            == ["y"]
+        )
+        for group, rows in (
+            (found.constant_data, X),
+            (found.predictions_constant_data, X[:7]),
+        ):
             assert list(group.data_vars) == ["X"]
             np.testing.assert_allclose(group["X"], rows, rtol=1e-9, atol=1e-9)
-        np.testing.assert_array_equal(found.constant_data["device"], found.observed_data["device"])
+        np.testing.assert_array_equal(
+            found.constant_data["device"], found.observed_data["device"]
+        )
 
 
 @pytest.mark.parametrize("whitened", [False, True])
@@ -91,7 +134,9 @@ def test_outcomes_of_a_regression_have_the_law_of_the_model(uneven, whitened):
     theta = np.array([0.8, -0.4, 0.1, 0.5])
     mean = X @ theta[:3] + theta[3]
     for rows in (None, X):
-        drawn = model.simulate(np.random.default_rng(2), np.tile(theta, (4000, 1)), rows)
+        drawn = model.simulate(
+            np.random.default_rng(2), np.tile(theta, (4000, 1)), rows
+        )
         assert drawn.shape == (4000, 43)
         np.testing.assert_allclose(drawn.mean(0), mean, atol=4.5 / 4000**0.5)
         np.testing.assert_allclose(drawn.var(0), 1, atol=4.5 * (2 / 4000) ** 0.5)
@@ -104,7 +149,9 @@ def test_labels_are_drawn_as_often_as_predicted(labelled, whitened):
     theta = np.random.default_rng(3).standard_normal(6)
     p = posterior.predict(theta[None, None], X)[0]
     for rows in (None, X):
-        drawn = model.simulate(np.random.default_rng(4), np.tile(theta, (4000, 1)), rows)
+        drawn = model.simulate(
+            np.random.default_rng(4), np.tile(theta, (4000, 1)), rows
+        )
         often = (drawn[..., None] == np.arange(3)).mean(0)
         assert np.all(np.abs(often - p) <= 4.5 * np.sqrt(p * (1 - p) / 4000) + 1e-3)
 
@@ -113,14 +160,30 @@ def test_predictive_groups(uneven, labelled):
     for posterior, X, y in (uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
         found = trace.to_arviz(posterior, predictive=True, features=X[:7].tolist())
-        asked = {"observed_data", "posterior_predictive", "predictions", "warmup_posterior", "warmup_sample_stats"}
-        assert groups_of(found) == {"posterior", "sample_stats", "constant_data", "predictions_constant_data", *asked}
+        asked = {
+            "observed_data",
+            "posterior_predictive",
+            "predictions",
+            "warmup_posterior",
+            "warmup_sample_stats",
+        }
+        assert groups_of(found) == {
+            "posterior",
+            "sample_stats",
+            "constant_data",
+            "predictions_constant_data",
+            *asked,
+        }
         assert found.posterior_predictive["y"].shape == (4, 5, len(y))
         assert found.posterior_predictive["y"].dims == ("chain", "draw", "observation")
-        np.testing.assert_array_equal(found.posterior_predictive["device"], found.observed_data["device"])
+        np.testing.assert_array_equal(
+            found.posterior_predictive["device"], found.observed_data["device"]
+        )
         assert found.predictions["y"].shape == (4, 5, 7)
         again = trace.to_arviz(posterior, predictive=True)
-        np.testing.assert_array_equal(again.posterior_predictive["y"], found.posterior_predictive["y"])
+        np.testing.assert_array_equal(
+            again.posterior_predictive["y"], found.posterior_predictive["y"]
+        )
 
 
 @pytest.mark.parametrize("model", ["uneven", "counts"])
@@ -129,7 +192,9 @@ def test_arviz_compares_what_was_observed_with_what_is_predicted(model, request)
 
     matplotlib.use("Agg")
     posterior = request.getfixturevalue(model)[0]
-    found = traced(posterior).to_arviz(posterior, predictive=True if model == "uneven" else draw_events)
+    found = traced(posterior).to_arviz(
+        posterior, predictive=True if model == "uneven" else draw_events
+    )
     if isinstance(found, xr.DataTree):
         assert arviz.plot_ppc_dist(found, num_samples=5) is not None
         assert arviz.plot_ppc_tstat(found) is not None
@@ -152,11 +217,18 @@ def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
     traced(uneven[0]).save(tmp_path / "trace.nc", {"scenario": "[link]", "seed": 3})
     found = arviz.from_netcdf(tmp_path / "trace.nc")
     assert groups_of(found) == {"posterior", "sample_stats"}
-    wanted = {"scenario": "[link]", "seed": 3, "inference_library_version": wflmc.__version__}
+    wanted = {
+        "scenario": "[link]",
+        "seed": 3,
+        "inference_library_version": wflmc.__version__,
+    }
     assert wanted.items() <= found.posterior.attrs.items()
 
 
-@pytest.mark.parametrize("keywords", [{"predictive": True}, {"log_likelihood": True}, {"features": np.ones((2, 3))}])
+@pytest.mark.parametrize(
+    "keywords",
+    [{"predictive": True}, {"log_likelihood": True}, {"features": np.ones((2, 3))}],
+)
 def test_predictions_need_the_model(uneven, labelled, keywords):
     trace = traced(uneven[0])
     with pytest.raises(InputError, match="posterior is missing"):
@@ -176,13 +248,22 @@ def test_features_are_those_of_the_data(uneven):
 def test_burn_in_comes_on_request(uneven):
     plain, both = traced(uneven[0]), traced(uneven[0], keep_burn_in=True)
     found = both.to_arviz()
-    assert groups_of(found) == {"posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats"}
+    assert groups_of(found) == {
+        "posterior",
+        "sample_stats",
+        "warmup_posterior",
+        "warmup_sample_stats",
+    }
     assert found.warmup_posterior["theta"].shape == (4, 6, 4)
-    np.testing.assert_allclose(found.posterior["theta"], plain.theta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found.posterior["theta"], plain.theta, rtol=1e-4, atol=1e-5
+    )
     early = found.warmup_sample_stats
     assert set(early) == set(found.sample_stats)
     np.testing.assert_array_equal(early["gain"], np.tile(both.plan.gain[:6], (4, 1)))
-    np.testing.assert_allclose(early["clip_rate"].mean("chain"), plain.burn_in_clip_rate, rtol=1e-6)
+    np.testing.assert_allclose(
+        early["clip_rate"].mean("chain"), plain.burn_in_clip_rate, rtol=1e-6
+    )
     spent = early["loss"].sum("draw") + found.sample_stats["loss"].sum("draw")
     np.testing.assert_allclose(spent, both.plan.spent.max(), rtol=1e-12)
 
@@ -202,7 +283,10 @@ def test_groups_say_what_made_them(uneven):
 def counts():
     """Events by Poisson's law on devices of unlike size, with parameters of several shapes."""
     generator = np.random.default_rng(5)
-    data = {"dose": generator.normal(size=(31, 2)), "events": generator.poisson(3.0, size=31)}
+    data = {
+        "dose": generator.normal(size=(31, 2)),
+        "events": generator.poisson(3.0, size=31),
+    }
     owner = np.sort(np.arange(31) % 4)
 
     def log_likelihood(parameters, example):
@@ -210,10 +294,18 @@ def counts():
         return example["events"] * rate - jnp.exp(rate)
 
     def log_prior(parameters):
-        return -0.5 * (parameters["level"] ** 2 + parameters["slope"] @ parameters["slope"])
+        return -0.5 * (
+            parameters["level"] ** 2 + parameters["slope"] @ parameters["slope"]
+        )
 
     initial = {"level": 1.0, "slope": jnp.zeros(2)}
-    return wflmc.posterior_from(log_likelihood, log_prior, data, initial=initial, devices=owner), data, owner
+    return (
+        wflmc.posterior_from(
+            log_likelihood, log_prior, data, initial=initial, devices=owner
+        ),
+        data,
+        owner,
+    )
 
 
 def draw_events(key, parameters, example):
@@ -227,7 +319,10 @@ def test_own_parameters_have_their_names(counts):
     trace = traced(posterior, keep_burn_in=True)
     found = trace.to_arviz(posterior)
     for group in (found.posterior, found.warmup_posterior):
-        assert {name: group[name].dims[2:] for name in group} == {"level": (), "slope": ("slope_dim_0",)}
+        assert {name: group[name].dims[2:] for name in group} == {
+            "level": (),
+            "slope": ("slope_dim_0",),
+        }
     np.testing.assert_array_equal(found.posterior["level"], trace.theta[..., 0])
     np.testing.assert_array_equal(found.posterior["slope"], trace.theta[..., 1:])
     for name in ("events", "dose"):  # nothing tells which of them are outcomes
@@ -248,24 +343,37 @@ def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
     assert found.predictions["events"].shape == (4, 5, 300)
     assert list(found.observed_data.data_vars) == ["events"]
     np.testing.assert_array_equal(found.constant_data["dose"], data["dose"])
-    np.testing.assert_array_equal(found.predictions_constant_data["dose"], inputs["dose"])
+    np.testing.assert_array_equal(
+        found.predictions_constant_data["dose"], inputs["dose"]
+    )
     for group, dose, alike in (
         (found.posterior_predictive, data["dose"], 31),
         (found.predictions, inputs["dose"], 150),
     ):
         rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ dose.T)
-        apart = group["events"].values / rate - 1  # given θ, draws are independent, with mean 0 and variance 1
-        assert np.all(np.abs(apart.reshape(20, -1, alike).mean((0, 2))) <= 4.5 / (20 * alike) ** 0.5)
-        assert np.mean(np.diff(apart) != 0) > 0.99  # two of a kind, each with draws of its own
+        apart = (
+            group["events"].values / rate - 1
+        )  # given θ, draws are independent, with mean 0 and variance 1
+        assert np.all(
+            np.abs(apart.reshape(20, -1, alike).mean((0, 2)))
+            <= 4.5 / (20 * alike) ** 0.5
+        )
+        assert (
+            np.mean(np.diff(apart) != 0) > 0.99
+        )  # two of a kind, each with draws of its own
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
     with pytest.raises(InputError, match="function of"):
         traced(counts[0]).to_arviz(counts[0], predictive=True)
     with pytest.raises(InputError, match="returns nothing"):
-        traced(counts[0]).to_arviz(counts[0], predictive=lambda key, parameters, example: {})
+        traced(counts[0]).to_arviz(
+            counts[0], predictive=lambda key, parameters, example: {}
+        )
     with pytest.raises(InputError, match="draws by itself"):
-        traced(uneven[0]).to_arviz(uneven[0], predictive=lambda key, parameters, example: 0.0)
+        traced(uneven[0]).to_arviz(
+            uneven[0], predictive=lambda key, parameters, example: 0.0
+        )
 
 
 def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
@@ -274,10 +382,20 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
     def unnamed(key, parameters, example):
         return draw_events(key, parameters, example)["events"]
 
-    found = trace.to_arviz(posterior, predictive=unnamed, log_likelihood=True, outcome="events")
-    for group in (found.observed_data, found.posterior_predictive, found.log_likelihood):
+    found = trace.to_arviz(
+        posterior, predictive=unnamed, log_likelihood=True, outcome="events"
+    )
+    for group in (
+        found.observed_data,
+        found.posterior_predictive,
+        found.log_likelihood,
+    ):
         assert list(group.data_vars) == ["events"]
-    for bad in ({"predictive": unnamed}, {"outcome": "doses"}, {"predictive": draw_events, "outcome": "dose"}):
+    for bad in (
+        {"predictive": unnamed},
+        {"outcome": "doses"},
+        {"predictive": draw_events, "outcome": "dose"},
+    ):
         with pytest.raises(InputError, match=r"outcome.*events"):
             trace.to_arviz(posterior, **bad)
 
@@ -286,11 +404,23 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
 
     _, X, y = labelled
     pair = wflmc.posterior_from(
-        log_likelihood, lambda p: -0.5 * p @ p, (X, y), initial=np.zeros(2), devices=2, mu=1, L=90
+        log_likelihood,
+        lambda p: -0.5 * p @ p,
+        (X, y),
+        initial=np.zeros(2),
+        devices=2,
+        mu=1,
+        L=90,
     )
     samples = replace(trace, theta=trace.theta[..., :2])
-    found = samples.to_arviz(pair, predictive=lambda key, p, e: p @ e[0], log_likelihood=True)
-    for group in (found.observed_data, found.posterior_predictive, found.log_likelihood):
+    found = samples.to_arviz(
+        pair, predictive=lambda key, p, e: p @ e[0], log_likelihood=True
+    )
+    for group in (
+        found.observed_data,
+        found.posterior_predictive,
+        found.log_likelihood,
+    ):
         assert list(group.data_vars) == ["y"]
     assert list(found.constant_data.data_vars) == ["X"]
 
@@ -300,13 +430,17 @@ def test_log_likelihoods_are_those_of_the_model(uneven, labelled, whitened):
     posterior, X, y = uneven
     theta = np.random.default_rng(6).standard_normal((3, 4))
     found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
-    np.testing.assert_allclose(found, stats.norm.logpdf(y, theta[:, :3] @ X.T + theta[:, 3:]), rtol=1e-9)
+    np.testing.assert_allclose(
+        found, stats.norm.logpdf(y, theta[:, :3] @ X.T + theta[:, 3:]), rtol=1e-9
+    )
     posterior, X, y = labelled
     theta = np.random.default_rng(7).standard_normal((3, 6))
     found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
     for draw, row in zip(theta.reshape(3, 3, 2), found, strict=True):
         p = np.exp(X @ draw.T)
-        np.testing.assert_allclose(row, np.log(p[np.arange(40), y] / p.sum(1)), rtol=1e-9)
+        np.testing.assert_allclose(
+            row, np.log(p[np.arange(40), y] / p.sum(1)), rtol=1e-9
+        )
 
 
 def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
@@ -316,10 +450,14 @@ def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
     for at_a_time in (4, 100):  # draws; and four examples of the 31
         monkeypatch.setattr(trace_module, "CHUNK_BYTES", at_a_time * 8 * 31)
         monkeypatch.setattr(model, "WORKING_BYTES", 1000)
-        found = trace.to_arviz(posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far))
+        found = trace.to_arviz(
+            posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far)
+        )
         values = found.log_likelihood["log_likelihood"]
         assert values.dims == ("chain", "draw", "observation")
-        np.testing.assert_allclose(values, data["events"] * rate - np.exp(rate), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            values, data["events"] * rate - np.exp(rate), rtol=1e-4, atol=1e-4
+        )
     assert done == [(4, 20), (8, 20), (12, 20), (16, 20), (20, 20), (20, 20)]
 
 
@@ -355,16 +493,24 @@ def test_outcomes_of_evenly_spaced_draws(uneven, draws, chain, draw):
     trace = traced(uneven[0])
     found = trace.to_arviz(uneven[0], predictive=True, log_likelihood=True, draws=draws)
     for group in (found.posterior_predictive, found.log_likelihood):
-        assert group.attrs["thinning"].startswith(f"{len(chain) * len(draw)} of 20 draws")
+        assert group.attrs["thinning"].startswith(
+            f"{len(chain) * len(draw)} of 20 draws"
+        )
         np.testing.assert_array_equal(group["chain"], chain)
         np.testing.assert_array_equal(group["draw"], draw)
-    wanted = uneven[0].log_likelihood(trace.theta[chain][:, draw].reshape(-1, 4)).reshape(len(chain), len(draw), -1)
+    wanted = (
+        uneven[0]
+        .log_likelihood(trace.theta[chain][:, draw].reshape(-1, 4))
+        .reshape(len(chain), len(draw), -1)
+    )
     np.testing.assert_allclose(found.log_likelihood["y"], wanted)
     assert found.posterior["theta"].shape == (4, 5, 4)
 
 
 def test_a_thousand_draws_unless_more_are_asked_for(uneven):
-    found = replace(traced(uneven[0]), theta=np.zeros((300, 5, 4))).to_arviz(uneven[0], predictive=True)
+    found = replace(traced(uneven[0]), theta=np.zeros((300, 5, 4))).to_arviz(
+        uneven[0], predictive=True
+    )
     assert found.posterior_predictive["y"].shape == (300, 3, 43)
     for bad in (0, True, 1.5, "all"):
         with pytest.raises(InputError, match="draws = "):
@@ -372,20 +518,41 @@ def test_a_thousand_draws_unless_more_are_asked_for(uneven):
 
 
 def test_groups_made_from_records_say_that_epsilon_does_not_cover_them(uneven):
-    found = traced(uneven[0]).to_arviz(uneven[0], predictive=True, log_likelihood=True, features=np.ones((2, 3)))
-    private = {name for name in groups_of(found) if "epsilon" in found[name].attrs.get("privacy", "")}
-    assert private == {"observed_data", "constant_data", "posterior_predictive", "log_likelihood"}
+    found = traced(uneven[0]).to_arviz(
+        uneven[0], predictive=True, log_likelihood=True, features=np.ones((2, 3))
+    )
+    private = {
+        name
+        for name in groups_of(found)
+        if "epsilon" in found[name].attrs.get("privacy", "")
+    }
+    assert private == {
+        "observed_data",
+        "constant_data",
+        "posterior_predictive",
+        "log_likelihood",
+    }
 
 
 def test_loo_is_that_of_the_exact_posterior():
     """Leave-one-out by importance sampling, against predictions of the exact posterior without the observation."""
     posterior = wflmc.gaussian_regression(KEY, devices=4, examples=60, dim=2)
-    step = 0.05 / posterior.L  # the law of the chain has a variance that is at most 2.6 % too large
+    step = (
+        0.05 / posterior.L
+    )  # the law of the chain has a variance that is at most 2.6 % too large
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
     plan = wflmc.plan(
-        posterior, link, wflmc.Privacy(), step_size=step, burn_in=300, samples=8, policy=wflmc.Policy(power="noiseless")
+        posterior,
+        link,
+        wflmc.Privacy(),
+        step_size=step,
+        burn_in=300,
+        samples=8,
+        policy=wflmc.Policy(power="noiseless"),
     )
-    found = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(posterior, log_likelihood=True)
+    found = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(
+        posterior, log_likelihood=True
+    )
     kept = found["log_likelihood"]
     assert kept["y"].shape == (250, 4, 60)
     found["posterior"] = found["posterior"].sel(chain=kept["chain"], draw=kept["draw"])
@@ -395,13 +562,20 @@ def test_loo_is_that_of_the_exact_posterior():
         rest = np.arange(len(y)) != i
         covariance = np.linalg.inv(X[rest].T @ X[rest] + np.eye(2))
         mean = covariance @ X[rest].T @ y[rest]
-        exact += stats.norm.logpdf(y[i], X[i] @ mean, (1 + X[i] @ covariance @ X[i]) ** 0.5)
+        exact += stats.norm.logpdf(
+            y[i], X[i] @ mean, (1 + X[i] @ covariance @ X[i]) ** 0.5
+        )
     # Chains are independent, so that leaving out a fifth of them at a time tells the Monte Carlo error.
-    parts = [elpd(found.sel(chain=kept["chain"].values % 5 != left_out)) for left_out in range(5)]
+    parts = [
+        elpd(found.sel(chain=kept["chain"].values % 5 != left_out))
+        for left_out in range(5)
+    ]
     error = (0.8 * np.sum((parts - np.mean(parts)) ** 2)) ** 0.5
     assert error < 0.2
     assert abs(elpd(found) - exact) <= 4.5 * error + 0.05
-    assert posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1  # the fit to all data would not pass
+    assert (
+        posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1
+    )  # the fit to all data would not pass
 
 
 def elpd(data):

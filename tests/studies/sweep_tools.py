@@ -56,7 +56,9 @@ class Held(NamedTuple):
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
                 line = (folder / "cmdline").read_bytes()
             except OSError:  # it ended in between
                 continue
@@ -90,6 +92,8 @@ def wait_until_gone(pids):
 
 def _alive(pid):
     try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[
+            2
+        ].split()[0] != "Z"
     except OSError:
         return False

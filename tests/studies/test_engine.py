@@ -30,7 +30,12 @@ def toy(calls, identity=None, fail_at=-1.0):
             raise KeyboardInterrupt
         calls.append(point.x)
         progress(0.5)
-        return {"toy": [Row("toy", scheme, point.x or 0.0, 1 / 3 + (point.x or 0.0), 0.1) for scheme in point.schemes]}
+        return {
+            "toy": [
+                Row("toy", scheme, point.x or 0.0, 1 / 3 + (point.x or 0.0), 0.1)
+                for scheme in point.schemes
+            ]
+        }
 
     points = (Point(None, ("c",)), *(Point(x, ("b", "a")) for x in (3.0, 1.0, 2.0)))
     return Study("toy", points, ("a", "b", "c"), identity or {"seed": 0}, measure)
@@ -49,7 +54,9 @@ def software():
 
 
 def run(study, folder, said=None):
-    return run_study(study, folder, lambda _: None, (said if said is not None else []).append)
+    return run_study(
+        study, folder, lambda _: None, (said if said is not None else []).append
+    )
 
 
 def files_in(folder):
@@ -59,7 +66,9 @@ def files_in(folder):
 def test_points_are_kept_and_rows_are_in_order(tmp_path):
     calls, progress = [], []
     first = run_study(toy(calls), tmp_path, progress.append, pytest.fail)
-    assert [(row.x, row.scheme) for row in first["toy"]] == [(x, s) for x in (1.0, 2.0, 3.0) for s in "abc"]
+    assert [(row.x, row.scheme) for row in first["toy"]] == [
+        (x, s) for x in (1.0, 2.0, 3.0) for s in "abc"
+    ]
     assert calls == [None, 3.0, 1.0, 2.0]
     assert progress == sorted(progress)
     assert progress[-1] == 4
@@ -123,7 +132,9 @@ def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
     other = wflmc.gaussian_regression(jax.random.key(1), devices=3, examples=30)
     keys = {
-        json.dumps(multi_sample_study(name, MultiSample(p, experiments=n, epsilon=e)).identity)
+        json.dumps(
+            multi_sample_study(name, MultiSample(p, experiments=n, epsilon=e)).identity
+        )
         for name in ("fig6",)
         for p in (posterior, other)
         for n in (2, 3)
@@ -134,7 +145,10 @@ def test_whatever_changes_a_result_changes_its_name(tmp_path, monkeypatch):
 
 def test_two_runs_share_a_cache(tmp_path):
     results, said = [], []
-    threads = [threading.Thread(target=lambda: results.append(run(toy([]), tmp_path, said))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: results.append(run(toy([]), tmp_path, said)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -193,7 +207,10 @@ def cluster():
     pytest.importorskip("distributed")
     from wflmc.apps.studies.cluster import SETTINGS
 
-    with pytest.MonkeyPatch.context() as patch, open_engine("dask", 1, pytest.fail) as engine:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_engine("dask", 1, pytest.fail) as engine,
+    ):
         patch.setitem(SETTINGS, "distributed.scheduler.allowed-failures", 1)
         yield engine
 
@@ -207,7 +224,9 @@ def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
     assert len(files_in(tmp_path)) == 1
 
 
-@pytest.mark.skipif(not FULL, reason="test_sweep.py kills a worker too: make test-full runs it")
+@pytest.mark.skipif(
+    not FULL, reason="test_sweep.py kills a worker too: make test-full runs it"
+)
 def test_workers_that_die(cluster, tmp_path):
     """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
     FAILS, KILLS = 2, 4
@@ -226,7 +245,9 @@ def test_workers_that_die(cluster, tmp_path):
 
     results = cluster(work, range(5), lambda _: None)
     first, value = next(results)
-    for _ in range(60000):  # ten minutes at most: results stay at the worker, which dies, until they are asked for
+    for _ in range(
+        60000
+    ):  # ten minutes at most: results stay at the worker, which dies, until they are asked for
         if begun().count(KILLS) > 1:
             break
         time.sleep(0.01)
@@ -238,7 +259,11 @@ def test_workers_that_die(cluster, tmp_path):
     assert "died 2 times" in found[KILLS].reason
     assert found[FAILS].reason == "ValueError: bad luck"
     assert "Traceback" in found[FAILS].traceback
-    assert all(found[task] == {"y": 1 / 3 + task} for task in found if task not in (FAILS, KILLS))
+    assert all(
+        found[task] == {"y": 1 / 3 + task}
+        for task in found
+        if task not in (FAILS, KILLS)
+    )
 
 
 def test_a_worker_that_would_give_other_numbers_is_refused(software):
@@ -256,7 +281,9 @@ def test_a_worker_that_would_give_other_numbers_is_refused(software):
         ask(software={**order["software"], "future": "1"})
     double = jax.config.jax_enable_x64
     try:
-        with pytest.raises(StudyError, match=f"jax_enable_x64 {not double} instead of {double}"):
+        with pytest.raises(
+            StudyError, match=f"jax_enable_x64 {not double} instead of {double}"
+        ):
             ask(settings={**order["settings"], "jax_enable_x64": not double})
         assert jax.config.jax_enable_x64 is not double
     finally:
@@ -267,7 +294,10 @@ def test_a_worker_that_cannot_be_used_ends_the_work(cluster, monkeypatch, softwa
     """It would fail all points that it gets hold of, and others would not get any."""
     monkeypatch.setattr(cache, "LIBRARIES", ("jax", "pytest"))
     software()
-    with pytest.raises(StudyError, match=r"worker at tcp://127.* cannot be used: .*Finished points are kept"):
+    with pytest.raises(
+        StudyError,
+        match=r"worker at tcp://127.* cannot be used: .*Finished points are kept",
+    ):
         list(cluster(lambda task, progress: {"y": task}, range(3), lambda _: None))
 
 
@@ -295,9 +325,14 @@ def test_an_interrupt_waits_until_a_cluster_has_started_and_ends_it(monkeypatch)
             happened.append("ended")
 
     monkeypatch.setattr(distributed, "LocalCluster", Starting)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where tests run in the background
     try:
-        with pytest.raises(KeyboardInterrupt), open_engine("dask", 1, pytest.fail) as engine:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            open_engine("dask", 1, pytest.fail) as engine,
+        ):
             list(engine(lambda task, progress: {}, [1], lambda _: None))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -313,7 +348,10 @@ def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "WAIT", 0.0)
     said = []
     there = open_engine(f"dask:{tmp_path}/none.json", None, said.append)
-    with pytest.raises(wflmc.InputError, match="that a Dask scheduler has written"), there as engine:
+    with (
+        pytest.raises(wflmc.InputError, match="that a Dask scheduler has written"),
+        there as engine,
+    ):
         list(engine(lambda task, progress: {}, [1], lambda _: None))
     assert "not there yet" in said[0]
 
@@ -329,7 +367,11 @@ def test_what_computes_is_in_the_name(monkeypatch, tmp_path, software):
         return "0.0" if name == "arviz" else version(name)
 
     seen = [found()]
-    for name, given in (("OPENBLAS_NUM_THREADS", "3"), ("OPENBLAS_NUM_THREADS", "4"), ("XLA_FLAGS", "--xla_x=1")):
+    for name, given in (
+        ("OPENBLAS_NUM_THREADS", "3"),
+        ("OPENBLAS_NUM_THREADS", "4"),
+        ("XLA_FLAGS", "--xla_x=1"),
+    ):
         monkeypatch.setenv(name, given)
         seen.append(found())
     version = metadata.version

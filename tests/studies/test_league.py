@@ -8,7 +8,14 @@ from benchmarks import league as choosing
 
 from wflmc.apps.report.study_page import study_figure
 from wflmc.apps.studies import league
-from wflmc.apps.studies.league import CHOSEN, EPSILONS, OTHER, League, LeagueSettings, league_study
+from wflmc.apps.studies.league import (
+    CHOSEN,
+    EPSILONS,
+    OTHER,
+    League,
+    LeagueSettings,
+    league_study,
+)
 from wflmc.apps.studies.study import run_study
 from wflmc.data.sets import Features
 
@@ -21,7 +28,9 @@ def small(monkeypatch):
     generator = np.random.default_rng(0)
     centres, labels = generator.normal(size=(10, 12)), np.arange(600) % 10
     rows = centres[labels] + 0.7 * generator.normal(size=(600, 12))
-    rows = np.column_stack([rows / np.maximum(np.linalg.norm(rows, axis=1), 4)[:, None], np.full(600, 0.3)])
+    rows = np.column_stack(
+        [rows / np.maximum(np.linalg.norm(rows, axis=1), 4)[:, None], np.full(600, 0.3)]
+    )
     rows = rows.astype(np.float32)
     features = Features(rows[:480], labels[:480], rows[480:], labels[480:])
     monkeypatch.setattr(league, "league_features", lambda name: features)
@@ -42,7 +51,9 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     monkeypatch.setattr(league, "EPSILONS", grid)
     monkeypatch.setattr(league, "OTHER", {"mnist": "fashion-mnist"})
     study = league_study(League(2, posterior=True))
-    tables = run_study(study._replace(identity={}), None, lambda done: None, pytest.fail)
+    tables = run_study(
+        study._replace(identity={}), None, lambda done: None, pytest.fail
+    )
     for name in ("league", "league_ece", "league_nll"):
         few = {(f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")}
         full = {(scheme, 1.0) for scheme in study.order if 1.0 in grid}
@@ -61,7 +72,9 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
 
 def test_choosing_looks_at_no_test_image(small, monkeypatch):
     monkeypatch.setattr(
-        choosing, "CANDIDATES", (LeagueSettings("overdamped", 20, 0.5), LeagueSettings("kinetic", 5, 0.5))
+        choosing,
+        "CANDIDATES",
+        (LeagueSettings("overdamped", 20, 0.5), LeagueSettings("kinetic", 5, 0.5)),
     )
     blind = Features(small.X, small.y, None, None)
     found = choosing.choose(blind, 10.0)
@@ -73,7 +86,12 @@ def test_choosing_looks_at_no_test_image(small, monkeypatch):
 
 
 def test_settings_are_there_for_every_row_and_among_the_candidates():
-    wanted = {(where, name, e) for where in ("other", "descent") for name in OTHER for e in EPSILONS}
+    wanted = {
+        (where, name, e)
+        for where in ("other", "descent")
+        for name in OTHER
+        for e in EPSILONS
+    }
     wanted |= {("training", name, e) for name in OTHER for e in (1.0, 3.0)}
     assert set(CHOSEN) == wanted
     assert set(CHOSEN.values()) <= set(choosing.CANDIDATES)

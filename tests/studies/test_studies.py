@@ -8,7 +8,12 @@ import pytest
 
 import wflmc
 from wflmc.apps.studies.paper import fig8
-from wflmc.apps.studies.paper.fig6_fig7 import SCHEMES, MultiSample, measure_w2, multi_sample_study
+from wflmc.apps.studies.paper.fig6_fig7 import (
+    SCHEMES,
+    MultiSample,
+    measure_w2,
+    multi_sample_study,
+)
 from wflmc.apps.studies.reproduction import Reproduction
 from wflmc.apps.studies.study import Point, Row, mean_row, run_study
 from wflmc.data.sets import Features
@@ -27,7 +32,10 @@ def run(study, folder):
 @pytest.fixture(scope="module")
 def point():
     """Figure 6 at 30 dB with 40 experiments on synthetic data; and how often points were compiled."""
-    setting = MultiSample(wflmc.gaussian_regression(jax.random.key(0), devices=30, partition="blocks"), experiments=40)
+    setting = MultiSample(
+        wflmc.gaussian_regression(jax.random.key(0), devices=30, partition="blocks"),
+        experiments=40,
+    )
     with pytest.MonkeyPatch.context() as patch:
         compiled = count_compilations(patch)
         tables = measure_w2("fig6", setting, 30.0, 30.0, 50, lambda _: None)
@@ -63,7 +71,10 @@ def test_each_experiment_has_its_own_channel(point):
     setting, _, _ = point
     plans = setting.plans("optimized", 10.0, 50)
     assert len({plan.gain.tobytes() for plan in plans}) == setting.experiments
-    assert len({plan.gain.tobytes() for plan in setting.plans("noiseless-dp", 10.0, 50)}) == 1
+    assert (
+        len({plan.gain.tobytes() for plan in setting.plans("noiseless-dp", 10.0, 50)})
+        == 1
+    )
 
 
 def test_the_floor_is_what_perfect_samples_give():
@@ -73,7 +84,11 @@ def test_the_floor_is_what_perfect_samples_give():
     floor, error = floor_w2_sq(exact, 100.0, 60, 20, replicas=60)
     generator = np.random.default_rng(1)
     direct = [
-        estimate_w2_sq(generator.multivariate_normal(np.zeros(3), covariance, (60, 20)), exact, resamples=2).worst
+        estimate_w2_sq(
+            generator.multivariate_normal(np.zeros(3), covariance, (60, 20)),
+            exact,
+            resamples=2,
+        ).worst
         for _ in range(60)
     ]
     assert abs(np.mean(direct) - floor) < 4 * np.hypot(error, np.std(direct) / 60**0.5)
@@ -103,7 +118,15 @@ def labelled():
 
 
 def small(features, **changes):
-    given = {"experiments": 3, "devices": 6, "burn_in": 20, "samples": 5, "clip": 30.0, "gain_power": 1.0, **changes}
+    given = {
+        "experiments": 3,
+        "devices": 6,
+        "burn_in": 20,
+        "samples": 5,
+        "clip": 30.0,
+        "gain_power": 1.0,
+        **changes,
+    }
     return fig8.Mnist(features, **given)
 
 
@@ -177,7 +200,10 @@ def test_a_point_may_stop_early(labelled, monkeypatch):
 
 def test_unlike_devices(labelled):
     tables = run(fig8.heterogeneity_study(small(labelled, experiments=2)), None)
-    assert set(tables) == {f"heterogeneity{suffix}" for suffix in ("", "_accuracy", "_nll", "_brier", "_clip_rate")}
+    assert set(tables) == {
+        f"heterogeneity{suffix}"
+        for suffix in ("", "_accuracy", "_nll", "_brier", "_clip_rate")
+    }
     rate = {(row.scheme, row.x): row.y for row in tables["heterogeneity_clip_rate"]}
     assert rate["blocks", 3000.0] == 0
     assert rate["by-label", 30.0] >= rate["by-label", 1000.0]
@@ -208,18 +234,33 @@ def test_measured_claims_can_fail():
     falling = {"optimized": [9, 4, 2, 1], "equal": [9, 5, 4, 3]}
     rising = {"optimized": [9, 4, 2, 4], "equal": [9, 5, 4, 3]}
     for curves, holds in ((falling, [True, True]), (rising, [False, False])):
-        tables = {name: rows_of("fig7", curves, (10, 40, 50, 60)) for name in ("fig7", "fig7_exact")}
+        tables = {
+            name: rows_of("fig7", curves, (10, 40, 50, 60))
+            for name in ("fig7", "fig7_exact")
+        }
         assert [claim.holds for claim in claims_of(tables)] == holds
     scores = {
         "optimized": [0.06, 0.05, 0.05, 0.05], "equal": [0.06] * 4, "no-dp": [0.06, 0.04, 0.04, 0.04],
         "noiseless-dp": [0.05] * 4, "noiseless": [0.04] * 4, "sbfl": [0.7, 0.5, 0.3, 0.2],
     }  # fmt: skip
     wrong = {**scores, "sbfl": [0.7, 0.5, 0.3, 0.01]}
-    fair = {"equal - optimized": [0.01] * 4, "optimized - no-dp": [-5e-4, 0.02, 0.02, 0.02]}
+    fair = {
+        "equal - optimized": [0.01] * 4,
+        "optimized - no-dp": [-5e-4, 0.02, 0.02, 0.02],
+    }
     # Beyond 1 % of 0.06 and beyond two errors of 0.01.
-    unfair = {"equal - optimized": [0.01, 0.01, -0.03, 0.01], "optimized - no-dp": [-0.03, 0.02, 0.02, 0.02]}
-    for curves, pairs, holds in ((scores, fair, [True] * 3), (wrong, unfair, [False] * 3)):
-        tables = {"fig8": rows_of("fig8", curves, xs), "fig8_paired": rows_of("fig8", pairs, xs)}
+    unfair = {
+        "equal - optimized": [0.01, 0.01, -0.03, 0.01],
+        "optimized - no-dp": [-0.03, 0.02, 0.02, 0.02],
+    }
+    for curves, pairs, holds in (
+        (scores, fair, [True] * 3),
+        (wrong, unfair, [False] * 3),
+    ):
+        tables = {
+            "fig8": rows_of("fig8", curves, xs),
+            "fig8_paired": rows_of("fig8", pairs, xs),
+        }
         assert [claim.holds for claim in claims_of(tables)] == holds
     assert claims_of({}) == []
 
@@ -227,11 +268,29 @@ def test_measured_claims_can_fail():
 def test_settings_are_those_of_the_paper():
     """All that decides figures 6 to 8, written out."""
     six = MultiSample(None)
-    assert (six.experiments, six.gain_power, six.epsilon, six.delta, six.clip) == (100, 0.01, 15, 0.01, 30)
+    assert (six.experiments, six.gain_power, six.epsilon, six.delta, six.clip) == (
+        100,
+        0.01,
+        15,
+        0.01,
+        30,
+    )
     assert (six.rounds, six.step_factor) == (100, 0.4)
     eight = fig8.Mnist(None)
-    assert (eight.experiments, eight.devices, eight.gain_power, eight.epsilon, eight.delta) == (50, 30, 1e-4, 50, 0.1)
-    assert (eight.clip, eight.burn_in, eight.samples, eight.step_factor, eight.partition) == (300, 550, 50, 2, "blocks")
+    assert (
+        eight.experiments,
+        eight.devices,
+        eight.gain_power,
+        eight.epsilon,
+        eight.delta,
+    ) == (50, 30, 1e-4, 50, 0.1)
+    assert (
+        eight.clip,
+        eight.burn_in,
+        eight.samples,
+        eight.step_factor,
+        eight.partition,
+    ) == (300, 550, 50, 2, "blocks")
 
 
 def test_plans_are_made_as_in_the_paper(point, labelled):
@@ -251,13 +310,20 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     )
     np.testing.assert_array_equal(plan.gain, by_hand.gain)
     np.testing.assert_array_equal(plan.bound, by_hand.bound)
-    assert (plan.privacy.accountant, plan.certificate.objective_name) == ("paper", "worst")
+    assert (plan.privacy.accountant, plan.certificate.objective_name) == (
+        "paper",
+        "worst",
+    )
     assert plan.privacy.budget(1)[0] == pytest.approx(5.967267)
     mnist_setting = small(labelled)
     own = mnist_setting.posterior()
-    links = [wflmc.Link(wflmc.channel.rayleigh(1.0), -10.0, seed=seed) for seed in range(3)]
+    links = [
+        wflmc.Link(wflmc.channel.rayleigh(1.0), -10.0, seed=seed) for seed in range(3)
+    ]
     made = mnist_setting.plans(own, "optimized", links)
-    assert {(p.privacy.accountant, p.certificate.objective_name) for p in made} == {("paper", "average")}
+    assert {(p.privacy.accountant, p.certificate.objective_name) for p in made} == {
+        ("paper", "average")
+    }
     assert len({p.gain.tobytes() for p in made}) == 3
     # The paper's bound has no factor m on the excess noise.
     excess = np.maximum(made[0].noise_variance - 2 * made[0].step_size, 0)
@@ -280,7 +346,11 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     """With one policy under every name, all rows of a point are the same."""
     setting, _, _ = point
     plans = MultiSample.plans
-    monkeypatch.setattr(MultiSample, "plans", lambda self, _, snr, burn_in: plans(self, "equal", snr, burn_in))
+    monkeypatch.setattr(
+        MultiSample,
+        "plans",
+        lambda self, _, snr, burn_in: plans(self, "equal", snr, burn_in),
+    )
     rows = measure_w2("fig6", setting, 10.0, 10.0, 50, lambda _: None)["fig6"]
     assert len({row.y for row in rows}) == 1
     of_mnist = fig8.Mnist.plans
@@ -292,7 +362,9 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     study = fig8.mnist_study(small(labelled))
     tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
     first, *others = (row.y for row in tables["fig8_nll"])
-    assert others == pytest.approx([first] * 2, rel=1e-6)  # chains side by side need not be rounded alike
+    assert others == pytest.approx(
+        [first] * 2, rel=1e-6
+    )  # chains side by side need not be rounded alike
 
 
 def test_the_first_kept_round_counts(point):
@@ -307,8 +379,12 @@ def test_the_first_kept_round_counts(point):
 
 def test_means_and_standard_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    tables = fig8.tables_of("fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0, ("ece", "nll"))
-    assert tables["fig8"] == [Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))]
+    tables = fig8.tables_of(
+        "fig8", {"equal": {"ece": values, "nll": values + 1}}, 20.0, ("ece", "nll")
+    )
+    assert tables["fig8"] == [
+        Row("fig8", "equal", 20.0, 3.0, pytest.approx(np.std(values, ddof=1) / 2))
+    ]
     assert tables["fig8_nll"][0].y == 4
     row = mean_row("fig8", "equal - optimized", 20.0, np.array([0.1, 0.2, 0.1, 0.2]))
     assert row.y == pytest.approx(0.15)
@@ -320,7 +396,12 @@ def test_every_part_of_a_point_is_in_its_name(labelled):
     identities = [fig8.mnist_study(small(f)).identity for f in (labelled, other)]
     assert identities[0] != identities[1]
     study = fig8.mnist_study(small(labelled))
-    same_x = [Point(1.0, ("a",)), Point(1.0, ("b",)), Point(1.0, ("a", "b")), Point(2.0, ("a",))]
+    same_x = [
+        Point(1.0, ("a",)),
+        Point(1.0, ("b",)),
+        Point(1.0, ("a", "b")),
+        Point(2.0, ("a",)),
+    ]
     assert len({study.key(point) for point in same_x}) == 4
 
 
@@ -337,11 +418,16 @@ def test_the_floor_knows_how_draws_are_correlated():
             covariance = centred.T @ centred / (chains - 1)
             found.append(
                 wflmc.posterior.w2_squared(
-                    Gaussian(theta.mean(0), covariance), Gaussian(np.zeros(2), np.diag(variance))
+                    Gaussian(theta.mean(0), covariance),
+                    Gaussian(np.zeros(2), np.diag(variance)),
                 )
             )
             memory = np.exp(-step / variance)
-            theta = memory * theta + np.sqrt(variance * (1 - memory**2)) * generator.standard_normal((chains, 2))
+            theta = memory * theta + np.sqrt(
+                variance * (1 - memory**2)
+            ) * generator.standard_normal((chains, 2))
         worst.append(max(found))
-    floor, error = floor_w2_sq(Gaussian(np.zeros(2), np.diag(variance)), step, chains, draws, replicas=150)
+    floor, error = floor_w2_sq(
+        Gaussian(np.zeros(2), np.diag(variance)), step, chains, draws, replicas=150
+    )
     assert abs(np.mean(worst) - floor) < 4 * np.hypot(error, np.std(worst) / 150**0.5)

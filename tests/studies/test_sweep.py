@@ -41,7 +41,9 @@ burn_in = 20
 samples = 10
 chains = 4
 """
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="finds the workers in /proc"
+)
 
 
 @pytest.fixture
@@ -92,7 +94,9 @@ def test_ranges_include_both_ends(first, step, steps, digits):
     grid = parse_grid(f"link.snr_db={written(first)}:{written(last)}:{written(step)}")
     assert grid.key == "link.snr_db"
     # Every value is the number that a person would have typed, to the last bit.
-    assert list(map(float, grid.values)) == [float(written(first + i * step)) for i in range(steps + 1)]
+    assert list(map(float, grid.values)) == [
+        float(written(first + i * step)) for i in range(steps + 1)
+    ]
     assert all(text.lstrip("-").isdigit() for text in grid.values) == (digits == 0)
 
 
@@ -166,26 +170,56 @@ def test_rows_are_what_plan_and_run_say(sweep, call, small, tmp_path):
     code, found, err = sweep(*grids, "--set", "privacy.epsilon=6")
     assert (code, err) == (0, "")
     file = tmp_path / "out" / "sweep.csv"
-    assert found == {"file": str(file), "points": 4, "done": 4, "cached": 0, "failed": 0, "not_covered": [SELECTED]}
+    assert found == {
+        "file": str(file),
+        "points": 4,
+        "done": 4,
+        "cached": 0,
+        "failed": 0,
+        "not_covered": [SELECTED],
+    }
     rows = table(tmp_path / "out")
     assert [(r["link.snr_db"], r["policy.power"]) for r in rows] == [
         (snr, name) for snr in ("10", "20") for name in ("optimized", "equal")
     ]
     overrides = ["privacy.epsilon=6", "link.snr_db=20", "policy.power=equal"]
     options = [word for text in overrides for word in ("--set", text)]
-    plan, run = (strict(call(command, small, *options, "--json")[1]) for command in ("plan", "run"))
+    plan, run = (
+        strict(call(command, small, *options, "--json")[1])
+        for command in ("plan", "run")
+    )
     last = {
         name: float(cell)
         for name, cell in rows[3].items()
         if name not in ("policy.power", "regime", "adjacency") and cell
     }
     assert rows[3]["regime"] == (plan["regime"] or "")
-    assert rows[3]["adjacency"] == plan["privacy"]["adjacency"] == run["adjacency"] == "replace"
+    assert (
+        rows[3]["adjacency"]
+        == plan["privacy"]["adjacency"]
+        == run["adjacency"]
+        == "replace"
+    )
     assert last["objective"] == plan["objective"]
-    assert last["exact_w2_sq"] == max(plan["exact_w2_sq"][20:]) == max(run["exact_w2_sq"][20:])
-    assert (last["w2_sq"], last["w2_sq_se"]) == (run["w2_sq"]["worst"], run["w2_sq"]["worst_se"])
-    assert (last["clip_rate_burn_in"], last["clip_rate_samples"]) == tuple(run["clip_rate"].values())
-    for name in ("ess_min", "ess_tail_min", "rhat_max", "epsilon_spent", "exact_ess_min"):
+    assert (
+        last["exact_w2_sq"]
+        == max(plan["exact_w2_sq"][20:])
+        == max(run["exact_w2_sq"][20:])
+    )
+    assert (last["w2_sq"], last["w2_sq_se"]) == (
+        run["w2_sq"]["worst"],
+        run["w2_sq"]["worst_se"],
+    )
+    assert (last["clip_rate_burn_in"], last["clip_rate_samples"]) == tuple(
+        run["clip_rate"].values()
+    )
+    for name in (
+        "ess_min",
+        "ess_tail_min",
+        "rhat_max",
+        "epsilon_spent",
+        "exact_ess_min",
+    ):
         assert last[name] == run[name]
     assert rows[3]["accuracy"] == ""
     # Again: nothing is computed, and the table is the same.
@@ -194,11 +228,20 @@ def test_rows_are_what_plan_and_run_say(sweep, call, small, tmp_path):
     assert file.read_bytes() == before
     assert not {"seconds", "host"} & set(rows[0])
     # What changes a result is computed anew.
-    assert sweep(*grids, "--set", "privacy.epsilon=6", "--memory", "1GiB")[1]["cached"] == 0
+    assert (
+        sweep(*grids, "--set", "privacy.epsilon=6", "--memory", "1GiB")[1]["cached"]
+        == 0
+    )
 
 
 def test_plans_alone(sweep, tmp_path):
-    code, _, err = sweep("--grid", "sampler.burn_in=10,auto", "--grid", "link.power=[1,1,1,2],0.1", "--plan-only")
+    code, _, err = sweep(
+        "--grid",
+        "sampler.burn_in=10,auto",
+        "--grid",
+        "link.power=[1,1,1,2],0.1",
+        "--plan-only",
+    )
     assert (code, err) == (0, "")
     rows = table(tmp_path / "out")
     assert [row["link.power"] for row in rows] == ["[1,1,1,2]", "0.1"] * 2
@@ -216,11 +259,23 @@ def test_plans_alone(sweep, tmp_path):
         (["--grid", "link.snr_db=10,loud"], ["link.snr_db", "'loud'"]),
         (["--grid", "privacy.epsilon=1,-1"], ["--grid privacy.epsilon", "-1"]),
         (["--grid", "policy.power=equal,best"], ["policy.power", "'best'"]),
-        (["--grid", "posterior.data=a.npz,b.npz"], ["posterior.data", "a.npz", "can be read"]),
-        (["--grid", "link.snr_db=1,2", "--set", "link.snr_db=3"], ["--set", "--grid gives this one"]),
-        (["--grid", "link.snr_db=1,2", "--engine", "spark"], ["--engine", "local, dask"]),
+        (
+            ["--grid", "posterior.data=a.npz,b.npz"],
+            ["posterior.data", "a.npz", "can be read"],
+        ),
+        (
+            ["--grid", "link.snr_db=1,2", "--set", "link.snr_db=3"],
+            ["--set", "--grid gives this one"],
+        ),
+        (
+            ["--grid", "link.snr_db=1,2", "--engine", "spark"],
+            ["--engine", "local, dask"],
+        ),
         (["--grid", "link.snr_db=1,2", "--engine", "dask:"], ["--engine"]),
-        (["--grid", "link.snr_db=1,2", "--workers", "2"], ["--workers", "--engine dask"]),
+        (
+            ["--grid", "link.snr_db=1,2", "--workers", "2"],
+            ["--workers", "--engine dask"],
+        ),
     ],
 )
 def test_bad_input_before_anything_runs(sweep, tmp_path, arguments, parts):
@@ -237,11 +292,19 @@ def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
         assert code == 1
         assert (found["points"], found["done"], found["failed"]) == (4, 2, 2)
         assert "failed at posterior.devices=100:" in err
-        assert [row["posterior.devices"] for row in table(tmp_path / "out")] == ["4", "5"]
+        assert [row["posterior.devices"] for row in table(tmp_path / "out")] == [
+            "4",
+            "5",
+        ]
         failed = strict((tmp_path / "out" / "failed.json").read_text())["failed"]
-        assert [entry["point"] for entry in failed] == [{"posterior.devices": "100"}, {"posterior.devices": "200"}]
+        assert [entry["point"] for entry in failed] == [
+            {"posterior.devices": "100"},
+            {"posterior.devices": "200"},
+        ]
         assert "posterior.devices = 100" in failed[0]["reason"]
-    assert found["cached"] == kept(tmp_path / "cache") == 2  # nothing is kept of those that failed
+    assert (
+        found["cached"] == kept(tmp_path / "cache") == 2
+    )  # nothing is kept of those that failed
     code, found, _ = sweep("--grid", "posterior.devices=4,5", "--plan-only")
     assert (code, found["cached"]) == (0, 2)
     assert not (tmp_path / "out" / "failed.json").exists()
@@ -256,7 +319,12 @@ def scenario_with(folder, data):
 def test_all_that_decides_a_row_is_in_its_name(small):
     given = PointTask(load_scenario(small), {}, False, None)
     other = load_scenario(small, ["sampler.seed=1"])
-    found = [given, given._replace(plan_only=True), given._replace(memory=1e9), given._replace(scenario=other)]
+    found = [
+        given,
+        given._replace(plan_only=True),
+        given._replace(memory=1e9),
+        given._replace(scenario=other),
+    ]
     assert len({key_of(task.identity) for task in found}) == 4
 
 
@@ -264,10 +332,22 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     generator = np.random.default_rng(0)
 
     def write(name):
-        np.savez(tmp_path / name, X=generator.standard_normal((40, 2)), y=generator.standard_normal(40))
+        np.savez(
+            tmp_path / name,
+            X=generator.standard_normal((40, 2)),
+            y=generator.standard_normal(40),
+        )
 
     write("d.npz")
-    once = ["--set", "posterior.examples=40", "--set", "posterior.dim=2", "--grid", "link.snr_db=10,20", "--plan-only"]
+    once = [
+        "--set",
+        "posterior.examples=40",
+        "--set",
+        "posterior.dim=2",
+        "--grid",
+        "link.snr_db=10,20",
+        "--plan-only",
+    ]
     assert sweep("--set", "posterior.data=d.npz", *once)[1]["cached"] == 0
     os.rename(tmp_path / "d.npz", tmp_path / "moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 2
@@ -294,7 +374,12 @@ def test_without_dask(sweep, monkeypatch):
 def big_grid(size):
     """A grid of so many points, in two keys."""
     first = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
-    return ["--grid", f"privacy.epsilon=2:{first + 1}:1", "--grid", f"link.snr_db=0:{size // first - 1}:1"]
+    return [
+        "--grid",
+        f"privacy.epsilon=2:{first + 1}:1",
+        "--grid",
+        f"link.snr_db=0:{size // first - 1}:1",
+    ]
 
 
 @linux
@@ -302,7 +387,10 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     """One of two workers is killed, twice in the full test; the table is that of one machine, byte for byte."""
     pytest.importorskip("distributed")
     size, kills = count(6, 200), count(1, 2)
-    grid, cache = [*big_grid(size), *([] if FULL else ["--plan-only"])], tmp_path / "cache"
+    grid, cache = (
+        [*big_grid(size), *([] if FULL else ["--plan-only"])],
+        tmp_path / "cache",
+    )
     places = ["--out", tmp_path / "out", "--json", "--engine", "dask", "--workers", "2"]
     with held_sweep(cache, 1, small, *grid, *places) as held:
         for number in range(kills):
@@ -318,7 +406,9 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
         "not_covered": [SELECTED] * FULL,
     }  # fmt: skip
     assert sweep(*grid, out="alone", cache="other")[1]["done"] == size
-    assert (tmp_path / "out" / "sweep.csv").read_bytes() == (tmp_path / "alone" / "sweep.csv").read_bytes()
+    assert (tmp_path / "out" / "sweep.csv").read_bytes() == (
+        tmp_path / "alone" / "sweep.csv"
+    ).read_bytes()
 
 
 @linux
@@ -326,7 +416,18 @@ def test_interrupted_and_started_again(sweep, small, tmp_path):
     """Ctrl-C reaches all processes of a terminal; what is finished is kept, and nobody goes on working."""
     pytest.importorskip("distributed")
     grid, cache = [*big_grid(6), "--plan-only"], tmp_path / "cache"
-    with held_sweep(cache, 2, small, *grid, "--out", tmp_path / "out", "--engine", "dask", "--workers", "1") as held:
+    with held_sweep(
+        cache,
+        2,
+        small,
+        *grid,
+        "--out",
+        tmp_path / "out",
+        "--engine",
+        "dask",
+        "--workers",
+        "1",
+    ) as held:
         held.wait_for(2)
         workers = held.workers()
         os.killpg(held.process.pid, signal.SIGINT)
@@ -348,7 +449,10 @@ def test_no_scheduler_there(sweep, monkeypatch):
     from wflmc.apps.studies import cluster
 
     monkeypatch.setitem(cluster.SETTINGS, "distributed.comm.timeouts.connect", "200ms")
-    with socket.socket() as taken, dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+    with (
+        socket.socket() as taken,
+        dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
+    ):
         taken.bind(("127.0.0.1", 0))  # where nobody listens, nor can begin to
         address = f"dask:tcp://127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", address)

@@ -96,7 +96,10 @@ def test_sums_over_devices_are_the_same_in_any_order(count):
     np.testing.assert_array_equal(one.high, other.high)
     np.testing.assert_array_equal(one.low, other.low)
     # A term is rounded by n² 2⁻⁴⁶ of the bound, so that all together are off by n times that at most.
-    assert np.max(np.abs(one.double - terms.astype(float).sum(0))) <= count**3 * 2.0**-46 * 7
+    assert (
+        np.max(np.abs(one.double - terms.astype(float).sum(0)))
+        <= count**3 * 2.0**-46 * 7
+    )
     # Hence one of them that changes moves the sum by no more than itself and twice its rounding.
     changed = terms.copy()
     changed[count // 2] = -terms[count // 2]
@@ -123,7 +126,10 @@ def test_sums_over_records(count):
     )
     exact = weights.astype(float) @ rows.astype(float)
     allowed = (
-        min(count, constants.RECORDS_PER_FLOAT32_SUM) * UNIT_ROUNDOFF * np.abs(weights).astype(float) @ np.abs(rows)
+        min(count, constants.RECORDS_PER_FLOAT32_SUM)
+        * UNIT_ROUNDOFF
+        * np.abs(weights).astype(float)
+        @ np.abs(rows)
     )
     assert np.all(np.abs(made.double - exact) <= allowed + 1e-12)
 
@@ -138,7 +144,9 @@ def test_sums_over_many_devices():
     )
     exact = terms.astype(float).sum(1)
     assert np.all(
-        np.abs(made.double - exact) <= constants.DEVICES_PER_FLOAT32_SUM * UNIT_ROUNDOFF * np.abs(terms).sum(1) + 1e-6
+        np.abs(made.double - exact)
+        <= constants.DEVICES_PER_FLOAT32_SUM * UNIT_ROUNDOFF * np.abs(terms).sum(1)
+        + 1e-6
     )
     few = add_devices(
         zero_sum(jnp.zeros((3, 2)), 30),
@@ -171,7 +179,9 @@ def test_projection_in_pairs(clip):
     high[3] = 0
     low = (high * rng.uniform(-1, 1, high.shape) * 2.0**-25).astype(np.float32)
     weight = rng.uniform(0.1, 1, 6).astype(np.float32)
-    made, norm = jax.jit(clip_pairs, static_argnums=3)(Pair(high, low), weight, np.full(6, clip, np.float32), (-1,))
+    made, norm = jax.jit(clip_pairs, static_argnums=3)(
+        Pair(high, low), weight, np.full(6, clip, np.float32), (-1,)
+    )
     exact = high.astype(float) + low
     size = np.linalg.norm(exact, axis=1)
     sent = weight.astype(float)[:, None] * reference.clip_vectors(
@@ -180,7 +190,8 @@ def test_projection_in_pairs(clip):
     )
     np.testing.assert_allclose(norm, size, rtol=1e-6, atol=1e-17)
     assert np.all(
-        np.abs(made.double - sent) <= constants.PAIR_CLIP_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
+        np.abs(made.double - sent)
+        <= constants.PAIR_CLIP_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
     )
 
 

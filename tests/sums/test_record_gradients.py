@@ -48,7 +48,9 @@ def twice(p, x):
 
 def rows_of_a_record(p, x):
     """A record of two rows: its gradient is a sum over them."""
-    return jax.nn.log_softmax(jnp.tanh(x.reshape(2, 3) @ p["a"][:3]) @ p["b"] + p["c"])[:, 1].sum()
+    return jax.nn.log_softmax(jnp.tanh(x.reshape(2, 3) @ p["a"][:3]) @ p["b"] + p["c"])[
+        :, 1
+    ].sum()
 
 
 def jitted(p, x):
@@ -70,7 +72,9 @@ def convolved(p, x):
 
 def parameters(shapes=((6, 5), (5, 4), (4,))):
     generator = np.random.default_rng(3)
-    return dict(zip("abc", (generator.standard_normal(shape) for shape in shapes), strict=True))
+    return dict(
+        zip("abc", (generator.standard_normal(shape) for shape in shapes), strict=True)
+    )
 
 
 def made(function, rows, start, devices=DEVICES):
@@ -86,14 +90,22 @@ def made(function, rows, start, devices=DEVICES):
 
 
 def float64():
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+    return (
+        jax.enable_x64(True)
+        if hasattr(jax, "enable_x64")
+        else jax.experimental.enable_x64()
+    )
 
 
 def one_by_one(posterior, function, start, clip=CLIP):
     """The sum of every record's gradient, clipped, with the prior's, in float64."""
     rows = np.asarray(posterior.observed[0], np.float64)
-    each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(start, rows)
-    flat = np.concatenate([np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1)
+    each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(
+        start, rows
+    )
+    flat = np.concatenate(
+        [np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1
+    )
     prior_gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)])
     return prior_gradient + reference.clip_vectors(flat, np.full(len(flat), clip)).sum(
         0,
@@ -111,7 +123,9 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
     rows = 2 * np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
     start = parameters()
     own = made(function, rows, start)
-    assert own.model.record.size == size  # of the vectors, where a gradient is their product
+    assert (
+        own.model.record.size == size
+    )  # of the vectors, where a gradient is their product
     theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
         np.float32,
     )
@@ -198,16 +212,22 @@ def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, 
         generator.standard_normal((3, 2, 4 // groups, 6)),
     )
     x = jnp.asarray(x.transpose(["NHWC".index(name) for name in order[0]]), jnp.float32)
-    kernel = jnp.asarray(kernel.transpose(["HWIO".index(name) for name in order[1]]), jnp.float32)
+    kernel = jnp.asarray(
+        kernel.transpose(["HWIO".index(name) for name in order[1]]), jnp.float32
+    )
     gradient = jax.grad(
         lambda x, kernel: jnp.tanh(function(x, kernel, order, groups)).sum(),
         (0, 1),
     )
     mine = in_order(gradient)
     standard = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    before, after = (set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine))
+    before, after = (
+        set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine)
+    )
     assert before != {standard}
-    if jax.default_backend() == "cpu":  # an accelerator's compiler chooses the order by itself
+    if (
+        jax.default_backend() == "cpu"
+    ):  # an accelerator's compiler chooses the order by itself
         assert after == {standard}
     for found, wanted in zip(
         jax.jit(mine)(x, kernel),
@@ -262,7 +282,9 @@ def test_vectors_of_any_size_are_clipped(u, v):
 )
 def test_a_record_without_a_finite_gradient_adds_nothing(bad):
     rows = np.ones((30, 5), np.float32)
-    whole, less = (made(layer, data, np.zeros((3, 2)), devices=1) for data in (rows, rows[1:]))
+    whole, less = (
+        made(layer, data, np.zeros((3, 2)), devices=1) for data in (rows, rows[1:])
+    )
     rows[4] = [bad[0]] * 3 + [bad[1]] * 2
     one = jnp.ones(1)
     sums = [
@@ -306,6 +328,8 @@ def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
         np.ones((3, 6), np.float32),
         start,
     )
-    assert own.model.record.additions == 4096 > additions(4100, RECORD_SQUARES_PER_STAGE)
+    assert (
+        own.model.record.additions == 4096 > additions(4100, RECORD_SQUARES_PER_STAGE)
+    )
     clip = np.full(DEVICES, 5.0)
     assert own.rounding(clip, clip / 5).record_norm > (4096 + 2) / 2 * UNIT_ROUNDOFF

@@ -240,7 +240,10 @@ def test_softmax_blocks_depend_on_shapes_alone(devices, records, by_record):
     other = replace(case.posterior, features=other_features, labels=other_labels)
     ready = case.posterior.on_accelerator(4, 2.0**30, by_record)
     other_ready = other.on_accelerator(4, 2.0**30, by_record)
-    assert (ready.block, ready.example_block) == (other_ready.block, other_ready.example_block)
+    assert (ready.block, ready.example_block) == (
+        other_ready.block,
+        other_ready.example_block,
+    )
     assert ready.chains_last == other_ready.chains_last
     assert ready.features.shape == other_ready.features.shape
 
@@ -259,7 +262,9 @@ def test_softmax_sums_do_not_depend_on_steps(rows_per_step, by_record):
     ready = case.posterior.on_accelerator(1, 2.0**30, by_record)
     in_steps = replace(ready, block=3, example_block=rows_per_step)
     total, _ = jax.jit(in_steps.clipped_sum)(theta, weight, clip, None, example_clip)
-    records = [case.record_gradients(place)[device] for device, place in enumerate(theta)]
+    records = [
+        case.record_gradients(place)[device] for device, place in enumerate(theta)
+    ]
     limit = 0.6 if by_record else np.inf
     gradients = [reference.clip_vectors(rows, limit).sum(0) for rows in records]
     with_prior = np.array(gradients) + theta / devices

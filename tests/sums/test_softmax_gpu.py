@@ -39,7 +39,9 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     u = (generator.standard_normal((devices, rows, dim)) * spread).astype(np.float32)
     u[:, -2:] = 0  # as where devices hold fewer examples
     labels = generator.integers(0, classes, (devices, rows))
-    theta = (generator.standard_normal((dim, classes, chains)) / spread[:, None, None] * size).astype(np.float32)
+    theta = (
+        generator.standard_normal((dim, classes, chains)) / spread[:, None, None] * size
+    ).astype(np.float32)
     theta *= 10.0 ** generator.uniform(-4, 0, chains).astype(np.float32)
     found = gradients(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
     p = jax.nn.softmax(
@@ -50,7 +52,9 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     residual = np.asarray(p, float) - hot
     wanted = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
     by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
-    limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)  # what rounding is relative to
+    limit = np.einsum(
+        "knd,kncx->kdcx", np.abs(u.astype(float)), p + hot
+    )  # what rounding is relative to
     assert np.all(np.abs(found - wanted) <= 1e-5 * limit + 1e-30)
     assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
 
@@ -94,12 +98,17 @@ def test_parameters_of_features_that_are_always_zero_do_no_harm():
 
 def test_kernel_is_translated_for_gpus_without_one():
     shapes = (30, 40, 30), (30, 40), (30, 10, 100)
-    given = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, ("f4", "i4", "f4"), strict=True)]
+    given = [
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in zip(shapes, ("f4", "i4", "f4"), strict=True)
+    ]
     traced = jax.jit(softmax_gpu.gradients).trace(*given)
     try:
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:
         if "GPU" not in str(error):
             raise
-        pytest.skip(f"no GPU, and jax {jax.__version__} translates kernels for one that it sees alone")
+        pytest.skip(
+            f"no GPU, and jax {jax.__version__} translates kernels for one that it sees alone"
+        )
     assert "triton" in text

@@ -33,7 +33,9 @@ FEW = Settings(clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0)
 
 ALL_CLIPS = chosen.CLIPS
 """Those that users choose from, where tests have fewer."""
-AGAIN = pytest.mark.filterwarnings("ignore::wflmc.apps.tables.estimators.PrivacyWarning")
+AGAIN = pytest.mark.filterwarnings(
+    "ignore::wflmc.apps.tables.estimators.PrivacyWarning"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +58,20 @@ def quiet(monkeypatch):
 def two_clusters(rows: int = 400, names=("no", "yes"), seed: int = 0):
     g = np.random.default_rng(seed)
     side = g.integers(0, 2, rows)
-    X = g.standard_normal((rows, 3)) * [1.0, 20.0, 0.05] + np.outer(2 * side - 1, [1.5, 30.0, 0.0]) + [0, 300, 7]
+    X = (
+        g.standard_normal((rows, 3)) * [1.0, 20.0, 0.05]
+        + np.outer(2 * side - 1, [1.5, 30.0, 0.0])
+        + [0, 300, 7]
+    )
     return X, np.asarray(names)[side]
 
 
 def test_a_table_of_clinics_is_learned_within_its_budget():
     X, y = load_breast_cancer(return_X_y=True)
     a, b, ya, yb = train_test_split(X, y, random_state=0, stratify=y)
-    model = PrivateClassifier(classes=[0, 1], random_state=0).fit(a, ya, np.arange(len(a)) % 20)
+    model = PrivateClassifier(classes=[0, 1], random_state=0).fit(
+        a, ya, np.arange(len(a)) % 20
+    )
     p = model.predict_proba(b)
     assert p.sum(1) == pytest.approx(1.0)
     assert model.score(b, yb) > 0.9  # a constant has .63; 20 splits have .96 on average
@@ -72,7 +80,9 @@ def test_a_table_of_clinics_is_learned_within_its_budget():
     assert spent.epsilon <= 3.0
     assert sum(spent.by_part.values()) == pytest.approx(spent.epsilon)
     total = sum(spent.loss.values())
-    assert spent.epsilon == pytest.approx(PROMISE.epsilon_spent(np.array([total])), rel=1e-6)
+    assert spent.epsilon == pytest.approx(
+        PROMISE.epsilon_spent(np.array([total])), rel=1e-6
+    )
     assert set(spent.loss) == {"scaling", "class counts", "sampling"}
     assert "adjacency = replace" in str(spent)
 
@@ -87,7 +97,9 @@ def test_labels_keep_their_names_and_chance_is_beaten():
 
 def test_a_fitted_estimator_holds_no_records_and_no_key():
     X, y = two_clusters(60)
-    model = PrivateClassifier(classes=["no", "yes"], settings=FEW, random_state=5).fit(X, y, np.arange(60) % 4)
+    model = PrivateClassifier(classes=["no", "yes"], settings=FEW, random_state=5).fit(
+        X, y, np.arange(60) % 4
+    )
     content = pickle.dumps(model)
     for row in X:
         for value in row:
@@ -106,7 +118,8 @@ def test_a_fitted_estimator_holds_no_records_and_no_key():
 def test_a_seed_repeats_and_secret_noise_does_not():
     X, y = two_clusters(80)
     fits = [
-        PrivateClassifier(settings=FEW, random_state=seed).fit(X, y).predict_proba(X) for seed in (3, 3, None, None)
+        PrivateClassifier(settings=FEW, random_state=seed).fit(X, y).predict_proba(X)
+        for seed in (3, 3, None, None)
     ]
     assert np.array_equal(fits[0], fits[1])
     assert not np.array_equal(fits[2], fits[3])
@@ -115,9 +128,16 @@ def test_a_seed_repeats_and_secret_noise_does_not():
 @AGAIN
 def test_what_epsilon_does_not_cover_is_listed():
     X, y = two_clusters(80)
-    names = {item.name for item in PrivateClassifier(settings=FEW, random_state=0).fit(X, y).not_covered_}
+    names = {
+        item.name
+        for item in PrivateClassifier(settings=FEW, random_state=0)
+        .fit(X, y)
+        .not_covered_
+    }
     assert names == {"refusals", "random_state", "classes"}
-    secret = PrivateClassifier(settings=FEW, classes=["no", "yes"]).fit(X, y).not_covered_
+    secret = (
+        PrivateClassifier(settings=FEW, classes=["no", "yes"]).fit(X, y).not_covered_
+    )
     assert not [item for item in secret if item.published]
 
 
@@ -127,30 +147,46 @@ def test_every_further_fit_warns_that_it_spends_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(X, y)
-    with pytest.warns(estimators.PrivacyWarning, match="fit number 2 of this estimator and its clones"):
+    with pytest.warns(
+        estimators.PrivacyWarning, match="fit number 2 of this estimator and its clones"
+    ):
         clone(model).fit(X, y)
-    with pytest.warns(estimators.PrivacyWarning, match="fit number 3 .* spends up to ε = 3 again"):
+    with pytest.warns(
+        estimators.PrivacyWarning, match="fit number 3 .* spends up to ε = 3 again"
+    ):
         model.fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PrivateClassifier(settings=FEW, random_state=0).fit(X, y)  # an estimator of its own
+        PrivateClassifier(settings=FEW, random_state=0).fit(
+            X, y
+        )  # an estimator of its own
 
 
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(60)
     with pytest.warns(estimators.PrivacyWarning, match="delta = 0.1 is above 1/60"):
-        model = PrivateClassifier(delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0).fit(X, y)
+        model = PrivateClassifier(
+            delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0
+        ).fit(X, y)
     fit = folder.describe(model, folder.Held(X[:0], y[:0], np.zeros(0, int), []))
     assert not folder.useless(fit)
-    assert "no better than guessing" in folder.useless(fit.model_copy(update={"nll": 0.7}))[0]
-    assert "no better than a constant" in folder.useless(fit.model_copy(update={"r2": -0.1}))[0]
+    assert (
+        "no better than guessing"
+        in folder.useless(fit.model_copy(update={"nll": 0.7}))[0]
+    )
+    assert (
+        "no better than a constant"
+        in folder.useless(fit.model_copy(update={"r2": -0.1}))[0]
+    )
 
 
 @AGAIN
 def test_pipelines_and_cross_validation_work_around_it():
     X, y = two_clusters(300)
-    model = make_pipeline(FunctionTransformer(), PrivateClassifier(settings=FEW, random_state=0))
+    model = make_pipeline(
+        FunctionTransformer(), PrivateClassifier(settings=FEW, random_state=0)
+    )
     assert cross_val_score(model, X, y, cv=2).mean() > 0.6
     assert model.get_params()["privateclassifier__epsilon"] == 3.0
     with pytest.raises(NotFittedError):
@@ -163,7 +199,9 @@ def test_plans_and_settings_do_not_depend_on_the_data():
         facts, plans = Facts(90, 3, 2, 3, PROMISE, 0.01, link=link), []
         for seed, scale in ((0, 1.0), (1, 100.0)):
             g = np.random.default_rng(seed)
-            posterior = chosen.private_posterior(facts, FEW, scale * g.standard_normal((90, 3)), g.integers(0, 2, 90))
+            posterior = chosen.private_posterior(
+                facts, FEW, scale * g.standard_normal((90, 3)), g.integers(0, 2, 90)
+            )
             plans.append(chosen.make_plan(facts, FEW, posterior))
         assert plans[0].checksum == plans[1].checksum  # of every field
         assert plans[0].warnings == plans[1].warnings == ()
@@ -180,12 +218,19 @@ def test_a_stand_in_has_the_size_of_the_table_and_the_better_settings_come_first
     good = Settings(1.0, 0.02, 5, 5, 1.0)
     worse, better = chosen.expect(facts, [hopeless, good])
     assert better.nll < worse.nll
-    assert worse.nll == pytest.approx(np.log(3), abs=0.05)  # it does not move from where all classes are alike
+    assert worse.nll == pytest.approx(
+        np.log(3), abs=0.05
+    )  # it does not move from where all classes are alike
 
 
 def test_a_rare_class_keeps_its_share(monkeypatch):
     """Rows of a rare class have long gradients: clipped at what suits equal classes, they lose half of their weight."""
-    for name, values in {"CLIPS": ALL_CLIPS, "TRAVELS": (0.25,), "PRIORS": (12.0,), "ROUNDS": (100,)}.items():
+    for name, values in {
+        "CLIPS": ALL_CLIPS,
+        "TRAVELS": (0.25,),
+        "PRIORS": (12.0,),
+        "ROUNDS": (100,),
+    }.items():
         monkeypatch.setattr(chosen, name, values)
     generator = np.random.default_rng(0)
     seeds = count(2, 10)
@@ -212,9 +257,15 @@ def test_a_stand_in_has_the_shares_of_the_classes_and_knows_its_law():
     assert table.X.mean(0) == pytest.approx(np.zeros(3), abs=0.03)
     # Calibrated by construction: the mean probability of a class is its share.
     assert table.expected.sum(1) == pytest.approx(1.0)
-    assert table.expected.mean(0) == pytest.approx([0.7, 0.2, 0.1], abs=4 * (0.25 / len(table.expected)) ** 0.5)
+    assert table.expected.mean(0) == pytest.approx(
+        [0.7, 0.2, 0.1], abs=4 * (0.25 / len(table.expected)) ** 0.5
+    )
     # And right: no linear model of many rows predicts much better than the law itself.
-    fitted = LogisticRegression(C=1e6, max_iter=1000).fit(table.X, table.y).predict_proba(table.X_test)
+    fitted = (
+        LogisticRegression(C=1e6, max_iter=1000)
+        .fit(table.X, table.y)
+        .predict_proba(table.X_test)
+    )
     assert np.abs(fitted - table.expected).max() < 0.06
 
 
@@ -226,7 +277,11 @@ def test_choosing_is_public_and_asked_once(monkeypatch):
     ranks = [one.rank for one in first]
     assert ranks[1:] == sorted(ranks[1:])
     assert ranks[0] <= chosen.AS_GOOD * min(ranks)
-    assert all(one.settings.samples <= first[0].settings.samples for one in first if one.rank <= ranks[0])
+    assert all(
+        one.settings.samples <= first[0].settings.samples
+        for one in first
+        if one.rank <= ranks[0]
+    )
 
 
 def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
@@ -234,13 +289,25 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     facts = Facts(60, 3, 2, 2, PROMISE, 0.02)
     found = chosen.choose(facts)
     assert {one.settings.whiten for one in found} == {False, True}
-    lengths = {(one.settings.burn_in, one.settings.burn_in + one.settings.samples) for one in found}
-    assert lengths == {(int(share * rounds), rounds) for share in chosen.BURN_INS for rounds in chosen.ROUNDS}
+    lengths = {
+        (one.settings.burn_in, one.settings.burn_in + one.settings.samples)
+        for one in found
+    }
+    assert lengths == {
+        (int(share * rounds), rounds)
+        for share in chosen.BURN_INS
+        for rounds in chosen.ROUNDS
+    }
     # One chain serves all shares of burn-in: each is scored as if it had been run alone.
     early, late = Settings(1.0, 0.02, 4, 12, 1.0), Settings(1.0, 0.02, 12, 4, 1.0)
-    together, alone = chosen.expect(facts, [early, late]), chosen.expect(facts, [late])[0]
+    together, alone = (
+        chosen.expect(facts, [early, late]),
+        chosen.expect(facts, [late])[0],
+    )
     assert together[1].settings == alone.settings
-    assert together[1].scores == pytest.approx(alone.scores, rel=1e-5)  # float32 chains in other batches
+    assert together[1].scores == pytest.approx(
+        alone.scores, rel=1e-5
+    )  # float32 chains in other batches
     assert together[0].nll != together[1].nll
 
 
@@ -249,7 +316,9 @@ def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     X, y = two_clusters(200)
     whitened = replace(FEW, whiten=True)
     path = tmp_path / "ledger.jsonl"
-    model = PrivateClassifier(classes=["no", "yes"], settings=whitened, random_state=seed).fit(X, y, ledger=path)
+    model = PrivateClassifier(
+        classes=["no", "yes"], settings=whitened, random_state=seed
+    ).fit(X, y, ledger=path)
     loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
     assert loss["whitening"] == pytest.approx(
         chosen.WHITENED * (budget - loss["scaling"] - loss["class counts"]), rel=1e-6
@@ -265,11 +334,21 @@ def test_a_whitened_chain_finds_what_least_squares_finds():
     z = g.standard_normal((3000, 2)) @ [[1.0, 1.0], [0.1, -0.1]]
     y = z @ [1.0, -2.0] + 0.1 * g.standard_normal(3000)
     settings = Settings(50.0, 2e-4, 100, 100, 30.0, whiten=True)
-    weak = {"epsilon": 1e5, "delta": 1e-4, "ranges": [[-3, 3], [-3, 3]], "target_range": (-3, 3), "noise_scale": 0.1}
+    weak = {
+        "epsilon": 1e5,
+        "delta": 1e-4,
+        "ranges": [[-3, 3], [-3, 3]],
+        "target_range": (-3, 3),
+        "noise_scale": 0.1,
+    }
     model = PrivateRegressor(settings=settings, random_state=0, **weak).fit(z, y)
-    far = np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])  # along the direction of little variance, and of much
+    far = np.array(
+        [[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
+    )  # along the direction of little variance, and of much
     design = np.column_stack([z, np.ones(3000)])
-    exact = np.column_stack([far, np.ones(3)]) @ np.linalg.lstsq(design, y, rcond=None)[0]
+    exact = (
+        np.column_stack([far, np.ones(3)]) @ np.linalg.lstsq(design, y, rcond=None)[0]
+    )
     assert model.predict(far) == pytest.approx(exact, abs=0.15)
 
 
@@ -278,22 +357,26 @@ def test_regression_is_calibrated():
     inside, scores = [], []
     for seed in range(count(4, 50)):
         X, y = make_friedman1(1500, noise=1.0, random_state=seed)
-        model = PrivateRegressor(random_state=seed, settings=Settings(0.8 * 11**0.5, 0.0005, 50, 50, 2.0)).fit(
-            X[:1000], y[:1000]
-        )
+        model = PrivateRegressor(
+            random_state=seed, settings=Settings(0.8 * 11**0.5, 0.0005, 50, 50, 2.0)
+        ).fit(X[:1000], y[:1000])
         low, high = model.predict_interval(X[1000:])
         inside.append(np.mean((low < y[1000:]) & (y[1000:] < high)))
         scores.append(model.score(X[1000:], y[1000:]))
         assert model.privacy_.epsilon <= 3.0
         assert set(model.privacy_.loss) == {"scaling", "sampling", "noise scale"}
     # Standard error of a coverage of 90 % of 500 rows, and of the release of the noise scale.
-    assert np.mean(inside) == pytest.approx(0.9, abs=0.02 + 3 * 0.025 / len(inside) ** 0.5)
+    assert np.mean(inside) == pytest.approx(
+        0.9, abs=0.02 + 3 * 0.025 / len(inside) ** 0.5
+    )
     assert np.mean(scores) > 0.6  # least squares has .73
 
 
 def test_a_public_noise_scale_costs_nothing():
     X, y = load_diabetes(return_X_y=True)
-    model = PrivateRegressor(noise_scale=54.0, target_range=(0, 350), settings=FEW, random_state=0).fit(X, y)
+    model = PrivateRegressor(
+        noise_scale=54.0, target_range=(0, 350), settings=FEW, random_state=0
+    ).fit(X, y)
     assert set(model.privacy_.loss) == {"scaling", "sampling"}
     mean, spread = model.predict(X, return_std=True)
     assert np.all(spread >= 54.0)
@@ -304,9 +387,15 @@ def test_a_public_noise_scale_costs_nothing():
 def test_a_radio_link_carries_a_fit(unit):
     X, y = two_clusters(240)
     link = wflmc.Link(channel.rayleigh(1.0), snr_db=20)
-    model = PrivateClassifier(8.0, 0.01, unit=unit, link=link, settings=FEW, classes=["no", "yes"], random_state=0).fit(
-        X, y, np.repeat(np.arange(12), 20)
-    )
+    model = PrivateClassifier(
+        8.0,
+        0.01,
+        unit=unit,
+        link=link,
+        settings=FEW,
+        classes=["no", "yes"],
+        random_state=0,
+    ).fit(X, y, np.repeat(np.arange(12), 20))
     assert model.plan_.devices == 12
     assert model.privacy_.epsilon <= 8.0
     # Scales took three rounds of the link, and class counts one; those of twelve devices would tell too little.
@@ -326,35 +415,52 @@ def test_a_radio_link_carries_a_fit(unit):
 )
 def test_wrong_input_is_one_sentence(arguments, keywords, words):
     with pytest.raises(InputError, match=words):
-        PrivateClassifier(settings=FEW, random_state=0, **arguments).fit(*two_clusters(40), **keywords)
+        PrivateClassifier(settings=FEW, random_state=0, **arguments).fit(
+            *two_clusters(40), **keywords
+        )
 
 
 def test_private_selection_is_paid_from_the_same_epsilon():
     X, y = two_clusters(200)
-    model = PrivateClassifier(settings="private", classes=["no", "yes"], random_state=2).fit(X, y)
+    model = PrivateClassifier(
+        settings="private", classes=["no", "yes"], random_state=2
+    ).fit(X, y)
     assert set(model.privacy_.loss) == {"scaling", "class counts", "tuning", "sampling"}
     assert model.privacy_.epsilon == 3.0
-    assert not hasattr(model.selected_, "repeats")  # the cost is that of a number that nobody knows
+    assert not hasattr(
+        model.selected_, "repeats"
+    )  # the cost is that of a number that nobody knows
     assert model.selected_.run is None
     # What one repeat may lose, all of them together keep to ε; by the theorem itself, not by the library.
     before = model.privacy_.loss["scaling"] + model.privacy_.loss["class counts"]
     loss = selection.loss_of_repeat(PROMISE, before)
     assert model.plan_.spent.max() <= loss
-    assert _epsilon_of_selection(loss, before, 1e-5, 4.0) == pytest.approx(3.0, abs=0.02)
+    assert _epsilon_of_selection(loss, before, 1e-5, 4.0) == pytest.approx(
+        3.0, abs=0.02
+    )
 
 
-def _epsilon_of_selection(loss: float, spent: float, delta: float, mean: float) -> float:
+def _epsilon_of_selection(
+    loss: float, spent: float, delta: float, mean: float
+) -> float:
     """Papernot & Steinke (2022), theorem 2 with η = 1 (a geometric number of runs, γ = 1/mean), and the conversion."""
     order = np.concatenate([np.arange(1.01, 20, 0.01), np.arange(20, 500, 0.5)])
     base = order * loss  # Rényi divergence of Gaussians with μ²/2 = loss
     constant = 2 * np.min((1 - 1 / order) * base + np.log(mean) / order)
     total = base + constant + np.log(mean) / (order - 1) + order * spent
-    return float(np.min(total + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)))
+    return float(
+        np.min(total + np.log1p(-1 / order) - np.log(delta * order) / (order - 1))
+    )
 
 
 def test_the_number_of_repeats_is_geometric():
-    drawn = [selection.select(np.random.default_rng(i), 3, lambda r, c: (r, r)).run + 1 for i in range(2000)]
-    assert np.mean(drawn) == pytest.approx(selection.REPEATS, abs=4 * 12**0.5 / 2000**0.5)
+    drawn = [
+        selection.select(np.random.default_rng(i), 3, lambda r, c: (r, r)).run + 1
+        for i in range(2000)
+    ]
+    assert np.mean(drawn) == pytest.approx(
+        selection.REPEATS, abs=4 * 12**0.5 / 2000**0.5
+    )
     assert min(drawn) == 1
 
 
@@ -364,7 +470,9 @@ class _Peeks(PrivateClassifier):
     def fit(self, X, y, devices=None, *, ledger=None):
         super().fit(X, y, devices, ledger=ledger)
         scaling = self.model_.scaling
-        self.model_ = replace(self.model_, scaling=scaling._replace(center=np.mean(X, axis=0)))
+        self.model_ = replace(
+            self.model_, scaling=scaling._replace(center=np.mean(X, axis=0))
+        )
         return self
 
 
@@ -378,8 +486,14 @@ def _neighbours():
 @AGAIN
 def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free_look():
     def honest(trial: int) -> PrivateClassifier:
-        how = ("private", FEW, replace(FEW, whiten=True))[trial % 3] if FULL else replace(FEW, whiten=trial % 2 == 0)
-        return PrivateClassifier(1.0, 1e-3, classes=[0, 1], settings=how, random_state=trial)
+        how = (
+            ("private", FEW, replace(FEW, whiten=True))[trial % 3]
+            if FULL
+            else replace(FEW, whiten=trial % 2 == 0)
+        )
+        return PrivateClassifier(
+            1.0, 1e-3, classes=[0, 1], settings=how, random_state=trial
+        )
 
     found = audit_fit(honest, _neighbours(), count(30, 1500))
     assert found.consistent
@@ -407,10 +521,14 @@ def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(120)
     settings = replace(FEW, whiten=True)
-    model = PrivateClassifier(settings=settings, classes=["no", "yes"], random_state=0).fit(X[:80], y[:80])
+    model = PrivateClassifier(
+        settings=settings, classes=["no", "yes"], random_state=0
+    ).fit(X[:80], y[:80])
     page = model.report_html_(X[80:], y[80:], np.arange(40) % 2)
     assert "calibration error" in page
-    assert all(words in page for words in ("which features go together", "whiten<", ">yes<"))
+    assert all(
+        words in page for words in ("which features go together", "whiten<", ">yes<")
+    )
     assert "No rows were held out" in model.report_html_()
 
 
@@ -430,8 +548,14 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
     monkeypatch.setattr(estimators, "sample", never)
     X, y = two_clusters(40, names=(0, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(releases.np.random, "default_rng", lambda seed: SimpleNamespace(standard_normal=never))
-        release = scaling.release_scaling(jax.random.key(0), X, np.zeros(40, int), PROMISE, exact=True)
+        patch.setattr(
+            releases.np.random,
+            "default_rng",
+            lambda seed: SimpleNamespace(standard_normal=never),
+        )
+        release = scaling.release_scaling(
+            jax.random.key(0), X, np.zeros(40, int), PROMISE, exact=True
+        )
     assert len(drawn) == len(release.loss) == 3
     drawn.clear()
     model = kind(settings=replace(FEW, whiten=True)).fit(X, y)
@@ -444,17 +568,31 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
 def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     X, y = two_clusters(60)
     Z, labels = (X - [0, 300, 7]) / [2, 40, 0.05], (y == "yes").astype(int)
-    facts, short = Facts(60, 3, 2, 4, PROMISE, 0.0), Settings(1.0, 0.02, 2, 3, 1.0, whiten)
+    facts, short = (
+        Facts(60, 3, 2, 4, PROMISE, 0.0),
+        Settings(1.0, 0.02, 2, 3, 1.0, whiten),
+    )
     posterior = chosen.private_posterior(facts, short, Z, labels)
     posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
     chains = count(60, 1500)
-    made = np.array([protected_chain(posterior, plan, np.zeros(plan.dim)).theta[0, -1] for _ in range(chains)])
-    simulated = np.asarray(wflmc.sample(jax.random.key(0), posterior, plan, chains=4 * chains).theta[:, -1])
+    made = np.array(
+        [
+            protected_chain(posterior, plan, np.zeros(plan.dim)).theta[0, -1]
+            for _ in range(chains)
+        ]
+    )
+    simulated = np.asarray(
+        wflmc.sample(jax.random.key(0), posterior, plan, chains=4 * chains).theta[:, -1]
+    )
     # Moments of either, within five standard errors; and what the same chain adds is never the same.
     spread = simulated.std(0)
-    assert np.all(np.abs(made.mean(0) - simulated.mean(0)) < 5 * spread * np.sqrt(1.25 / chains))
-    assert np.all(np.abs(np.log(made.std(0) / spread)) < 5 * np.sqrt(1.25 / (2 * chains)))
+    assert np.all(
+        np.abs(made.mean(0) - simulated.mean(0)) < 5 * spread * np.sqrt(1.25 / chains)
+    )
+    assert np.all(
+        np.abs(np.log(made.std(0) / spread)) < 5 * np.sqrt(1.25 / (2 * chains))
+    )
     assert len(np.unique(made)) == made.size
 
 
@@ -463,18 +601,29 @@ def test_a_ledger_that_is_continued_leaves_less_for_the_next_fit(tmp_path):
     half = Settings(1.0, 0.01, 5, 5, 1.0)
     ledger = Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl")
     ledger.charge("before", 0, 0.5 * PROMISE.budget(1)[None])
-    model = PrivateClassifier(settings=half, classes=["no", "yes"]).fit(X, y, ledger=tmp_path / "ledger.jsonl")
+    model = PrivateClassifier(settings=half, classes=["no", "yes"]).fit(
+        X, y, ledger=tmp_path / "ledger.jsonl"
+    )
     loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
     assert loss["earlier fits"] == pytest.approx(0.5 * budget)
     assert loss["scaling"] + loss["sampling"] <= 0.5 * budget * (1 + 1e-9)
-    assert Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl").spent[0] == pytest.approx(sum(loss.values()))
+    assert Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl").spent[0] == pytest.approx(
+        sum(loss.values())
+    )
 
 
 @AGAIN
 @pytest.mark.parametrize("whitened", [False, True])
 def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whitened):
     """No plan looks at the rows of a stand-in: it would be the same for each of them."""
-    facts = Facts(rows=60, features=3, classes=2, devices=2, promise=PROMISE, spent=0.1 * PROMISE.budget(1)[0])
+    facts = Facts(
+        rows=60,
+        features=3,
+        classes=2,
+        devices=2,
+        promise=PROMISE,
+        spent=0.1 * PROMISE.budget(1)[0],
+    )
     tried = [replace(FEW, whiten=whitened, clip=clip) for clip in (0.5, 1.0)]
     shared = chosen.expect(facts, tried, most=2)
     assert plans_made() == len(tried)

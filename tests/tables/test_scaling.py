@@ -16,9 +16,13 @@ BIG = 1e6
 """An ε at which noise is nothing."""
 
 
-def promise(epsilon: float = 3.0, unit: str = "record", adjacency: str = "replace") -> Privacy:
+def promise(
+    epsilon: float = 3.0, unit: str = "record", adjacency: str = "replace"
+) -> Privacy:
     example_clip = 1.0 if unit == "record" else None
-    return Privacy(epsilon, 1e-5, unit=unit, adjacency=adjacency, example_clip=example_clip)
+    return Privacy(
+        epsilon, 1e-5, unit=unit, adjacency=adjacency, example_clip=example_clip
+    )
 
 
 def columns(rows: int = 2000) -> np.ndarray:
@@ -58,17 +62,30 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
         sides = [columns(30), columns(30)]
         sides[0][4], sides[1][4] = row, 0.0 if adjacency == "add-remove" else other
         air = releases.Air(
-            KEY, releases.ideal_link(), promise(adjacency=adjacency), np.bincount(owner), 600, 4, np.zeros(1)
+            KEY,
+            releases.ideal_link(),
+            promise(adjacency=adjacency),
+            np.bincount(owner),
+            600,
+            4,
+            np.zeros(1),
         )
         for side, rows in enumerate(sides):
             kind = np.clip(np.round(rows * 3), 0, 9).astype(int)
-            kept = here if side and adjacency == "add-remove" else slice(None)  # an empty row counts nowhere
+            kept = (
+                here if side and adjacency == "add-remove" else slice(None)
+            )  # an empty row counts nowhere
             scaling.count_kinds(air, kind[kept], 10, owner[kept], 0.1)
         for rows in sides:
-            scaling._find_means(air, np.clip(rows / 13, -3, 3), owner, np.array([0, 5, 6]), 0.1)
+            scaling._find_means(
+                air, np.clip(rows / 13, -3, 3), owner, np.array([0, 5, 6]), 0.1
+            )
         for first, second in (calls[:2], calls[2:]):
             assert np.linalg.norm(first[0] - second[0]) <= first[2] * (1 + 1e-12)
-            assert np.all(np.linalg.norm(first[0], axis=1) <= np.bincount(owner) * first[1] * (1 + 1e-12))
+            assert np.all(
+                np.linalg.norm(first[0], axis=1)
+                <= np.bincount(owner) * first[1] * (1 + 1e-12)
+            )
 
 
 @pytest.mark.parametrize("unit", ["record", "device"])
@@ -78,7 +95,9 @@ def test_the_loss_is_the_share_that_was_asked_for(unit):
     assert release.loss.shape == (3, 20)
     assert release.loss.sum(0) == pytest.approx(0.2 * privacy.budget(20), rel=1e-9)
     known = np.column_stack([columns().min(0) - 1, columns().max(0) + 1])
-    cheap = scaling.release_scaling(KEY, columns(), owner, privacy, ranges=known, share=0.05)
+    cheap = scaling.release_scaling(
+        KEY, columns(), owner, privacy, ranges=known, share=0.05
+    )
     assert cheap.loss.shape == (1, 20)
     assert cheap.loss.sum(0) == pytest.approx(0.05 * privacy.budget(20), rel=1e-9)
 
@@ -86,7 +105,9 @@ def test_the_loss_is_the_share_that_was_asked_for(unit):
 @pytest.mark.parametrize("epsilon", [3.0, BIG])
 def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
     table = columns()
-    release = scaling.release_scaling(KEY, table, np.arange(len(table)) % 20, promise(epsilon))
+    release = scaling.release_scaling(
+        KEY, table, np.arange(len(table)) % 20, promise(epsilon)
+    )
     scaled = release.scaling(table)[:, :5]
     assert np.all(np.abs(scaled.mean(0)) < 0.8)
     assert np.all((scaled.std(0) > 0.3) & (scaled.std(0) < 3))
@@ -95,7 +116,10 @@ def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
 
 def test_noise_is_new_for_another_key_and_the_same_for_the_same():
     table, owner = columns(300), np.zeros(300, dtype=int)
-    first, again, other = (scaling.release_scaling(jax.random.key(seed), table, owner, promise()) for seed in (1, 1, 2))
+    first, again, other = (
+        scaling.release_scaling(jax.random.key(seed), table, owner, promise())
+        for seed in (1, 1, 2)
+    )
     assert np.array_equal(first.scaling.center, again.scaling.center)
     assert first.name == again.name
     assert not np.array_equal(first.scaling.center, other.scaling.center)
@@ -105,7 +129,9 @@ def test_noise_is_new_for_another_key_and_the_same_for_the_same():
 def test_a_weak_link_adds_its_own_noise():
     table, owner, privacy = columns(), np.arange(2000) % 20, promise(BIG)
     ideal = scaling.release_scaling(KEY, table, owner, privacy)
-    weak = scaling.release_scaling(KEY, table, owner, privacy, link=wflmc.Link(channel.static(1e-9), snr_db=0))
+    weak = scaling.release_scaling(
+        KEY, table, owner, privacy, link=wflmc.Link(channel.static(1e-9), snr_db=0)
+    )
     assert weak.loss.max() < ideal.loss.max()
     assert np.all(np.isfinite(weak.scaling.scale))
     assert np.all(weak.scaling.scale > 0)
@@ -113,7 +139,13 @@ def test_a_weak_link_adds_its_own_noise():
 
 def test_wrong_ranges_are_refused():
     with pytest.raises(InputError, match="the smaller one first"):
-        scaling.release_scaling(KEY, columns(10), np.zeros(10, int), promise(), ranges=np.tile([1.0, 0.0], (6, 1)))
+        scaling.release_scaling(
+            KEY,
+            columns(10),
+            np.zeros(10, int),
+            promise(),
+            ranges=np.tile([1.0, 0.0], (6, 1)),
+        )
 
 
 def test_more_rows_need_a_smaller_share():
@@ -127,14 +159,25 @@ def test_more_rows_need_a_smaller_share():
 
 
 @pytest.mark.parametrize("adjacency", ["replace", "add-remove"])
-@pytest.mark.parametrize("link", [None, wflmc.Link(channel.rayleigh(1.0), snr_db=20)], ids=["ideal", "rayleigh"])
+@pytest.mark.parametrize(
+    "link",
+    [None, wflmc.Link(channel.rayleigh(1.0), snr_db=20)],
+    ids=["ideal", "rayleigh"],
+)
 def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, link):
     """The noise of a Gaussian mechanism of this loss and sensitivity, whatever the code computes it from."""
     labels = (np.arange(6000) % 25 == 0).astype(int)
     owner = np.arange(6000) % 6
     releases_of_seeds = [
         scaling.release_class_shares(
-            jax.random.key(seed), labels, 2, owner, promise(adjacency=adjacency), 0.02, link=link, start=2
+            jax.random.key(seed),
+            labels,
+            2,
+            owner,
+            promise(adjacency=adjacency),
+            0.02,
+            link=link,
+            start=2,
         )
         for seed in range(60)
     ]
@@ -142,26 +185,41 @@ def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, lin
     loss = releases_of_seeds[0].loss
     assert loss.shape == (1, 6)
     assert np.all(loss <= 0.02 * promise(adjacency=adjacency).budget(1)[0] * (1 + 1e-9))
-    assert abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4  # drawn towards a half by next to nothing
+    assert (
+        abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4
+    )  # drawn towards a half by next to nothing
     if link is None:
         moved = {"replace": 2**0.5, "add-remove": 1.0}[adjacency]
         deviation = moved / np.sqrt(2 * loss.max()) / 6000
         # Two counts with independent noise are brought to a sum of 1, which leaves half of the variance.
-        assert shares.std(ddof=1) == pytest.approx(deviation * 0.5**0.5, rel=5 / (2 * 60) ** 0.5)
+        assert shares.std(ddof=1) == pytest.approx(
+            deviation * 0.5**0.5, rel=5 / (2 * 60) ** 0.5
+        )
 
 
 def test_class_shares_that_noise_hides_are_alike():
     labels = np.arange(40) % 4
-    release = scaling.release_class_shares(KEY, labels, 4, np.zeros(40, int), promise(0.05), 0.02)
+    release = scaling.release_class_shares(
+        KEY, labels, 4, np.zeros(40, int), promise(0.05), 0.02
+    )
     assert np.all(release.shares > 0)
     assert release.shares.sum() == pytest.approx(1.0)
-    exact = scaling.release_class_shares(KEY, labels % 2, 2, np.zeros(40, int), promise(BIG), 0.02)
+    exact = scaling.release_class_shares(
+        KEY, labels % 2, 2, np.zeros(40, int), promise(BIG), 0.02
+    )
     assert exact.shares == pytest.approx([0.5, 0.5], abs=1e-3)
 
 
 def test_class_counts_are_paid_for_where_they_tell_enough():
     budget = float(promise().budget(1)[0])
-    parts = [scaling.class_counts_part(rows, 2, budget) for rows in (30, 400, 15_000, 10**6)]
-    assert parts[0] == 0  # thirty rows would be counted with an error of a quarter and more
+    parts = [
+        scaling.class_counts_part(rows, 2, budget) for rows in (30, 400, 15_000, 10**6)
+    ]
+    assert (
+        parts[0] == 0
+    )  # thirty rows would be counted with an error of a quarter and more
     assert parts[1:] == sorted(parts[1:], reverse=True)
-    assert all(scaling.CLASS_COUNTS_BUDGET[0] <= part <= scaling.CLASS_COUNTS_BUDGET[1] for part in parts[1:])
+    assert all(
+        scaling.CLASS_COUNTS_BUDGET[0] <= part <= scaling.CLASS_COUNTS_BUDGET[1]
+        for part in parts[1:]
+    )

@@ -60,23 +60,35 @@ def test_any_delimiter(tmp_path, name, delimiter):
     frame = patients()
     frame.to_csv(tmp_path / name, sep=delimiter, index=False)
     read = read_table(tmp_path / name)
-    assert read.to_numpy().tolist() == [[str(cell) for cell in row] for row in frame.to_numpy().tolist()]
+    assert read.to_numpy().tolist() == [
+        [str(cell) for cell in row] for row in frame.to_numpy().tolist()
+    ]
     schema = schema_of(frame)
     assert schema_of(read) == schema
-    for read_part, part in zip(encode(read, schema), encode(frame, schema), strict=True):
+    for read_part, part in zip(
+        encode(read, schema), encode(frame, schema), strict=True
+    ):
         np.testing.assert_array_equal(read_part, part)
 
 
 def test_spaces_delimit_columns_of_plain_text_alone(tmp_path):
     for name, columns in (("t.txt", ["a", "b"]), ("t.csv", ["a b"])):
-        (tmp_path / name).write_text("a b\n" + ("1 2\n" if len(columns) == 2 else "1\n"))
+        (tmp_path / name).write_text(
+            "a b\n" + ("1 2\n" if len(columns) == 2 else "1\n")
+        )
         assert list(read_table(tmp_path / name).columns) == columns
 
 
 def test_the_header_alone_decides_the_delimiter(tmp_path):
     """One row full of another sign, or of quotes, is a row like any other."""
-    (tmp_path / "t.csv").write_text('a,b\n1,felt \'dizzy\' today\n2,;;;;;;\n3,"x, ""y"""\n')
-    assert read_table(tmp_path / "t.csv")["b"].tolist() == ["felt 'dizzy' today", ";;;;;;", 'x, "y"']
+    (tmp_path / "t.csv").write_text(
+        'a,b\n1,felt \'dizzy\' today\n2,;;;;;;\n3,"x, ""y"""\n'
+    )
+    assert read_table(tmp_path / "t.csv")["b"].tolist() == [
+        "felt 'dizzy' today",
+        ";;;;;;",
+        'x, "y"',
+    ]
     (tmp_path / "t.csv").write_text('"weight, kg, dry";"b, c"\n1;2\n')
     assert list(read_table(tmp_path / "t.csv").columns) == ["weight, kg, dry", "b, c"]
 
@@ -88,7 +100,10 @@ def test_decimal_commas_do_not_hide_the_delimiter(tmp_path):
 
 def test_a_delimiter_at_the_end_of_each_row(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\n1,2,\n3,4,\n")
-    assert read_table(tmp_path / "t.csv").to_numpy().tolist() == [["1", "2"], ["3", "4"]]
+    assert read_table(tmp_path / "t.csv").to_numpy().tolist() == [
+        ["1", "2"],
+        ["3", "4"],
+    ]
 
 
 @pytest.mark.parametrize("text", ["a\n1\n2\n", "patient age\n1\n2\n"])
@@ -133,8 +148,14 @@ def test_parquet(tmp_path):
     patients().to_parquet(tmp_path / "t.parquet")
     frame = read_table(str(tmp_path / "t.parquet"))
     schema = schema_of(frame)
-    assert kinds(schema) == {"age": "numeric", "sex": "categorical", "smokes": "numeric"}
-    np.testing.assert_array_equal(encode(frame, schema)[0], encode(patients(), schema)[0])
+    assert kinds(schema) == {
+        "age": "numeric",
+        "sex": "categorical",
+        "smokes": "numeric",
+    }
+    np.testing.assert_array_equal(
+        encode(frame, schema)[0], encode(patients(), schema)[0]
+    )
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch, tmp_path):
@@ -147,7 +168,11 @@ def test_a_missing_package_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_npz(tmp_path):
-    X, y, devices = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0]), np.array([5, 7, 5])
+    X, y, devices = (
+        np.arange(6.0).reshape(3, 2),
+        np.array([0, 1, 0]),
+        np.array([5, 7, 5]),
+    )
     np.savez(tmp_path / "t.npz", X=X, y=y, devices=devices)
     frame = read_table(tmp_path / "t.npz")
     assert list(frame.columns) == ["x0", "x1", "y", "device"]
@@ -155,7 +180,9 @@ def test_npz(tmp_path):
     np.testing.assert_array_equal(encode(frame, schema)[0], X)
     np.testing.assert_array_equal(outcomes(frame, schema), y)
     np.savez(tmp_path / "new.npz", X=X)
-    np.testing.assert_array_equal(encode(read_table(tmp_path / "new.npz"), schema)[0], X)
+    np.testing.assert_array_equal(
+        encode(read_table(tmp_path / "new.npz"), schema)[0], X
+    )
     np.savez(tmp_path / "bad.npz", X=X, y=y[:2])
     with refused("X"):
         read_table(tmp_path / "bad.npz")
@@ -164,7 +191,9 @@ def test_npz(tmp_path):
 def test_npz_that_promises_more_than_it_holds(tmp_path):
     """The header speaks of 4 GiB, for which no memory is taken; tests/package/test_storage.py has more such files."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**20, 2**9)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**20, 2**9)}
+    )
     with zipfile.ZipFile(tmp_path / "t.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("X.npy", header.getvalue() + bytes(2**20))
     with refused("table"):
@@ -199,7 +228,9 @@ def test_polars():
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     schema = schema_of(patients())
     frame = as_frame(polars.DataFrame(patients().to_dict("list")))
-    np.testing.assert_array_equal(encode(frame, schema)[0], encode(patients(), schema)[0])
+    np.testing.assert_array_equal(
+        encode(frame, schema)[0], encode(patients(), schema)[0]
+    )
 
 
 # Describing and encoding
@@ -210,9 +241,17 @@ def test_encoding_of_each_kind():
     schema = schema_of(frame, declared={"columns": {"age": {"range": [0, 120]}}})
     X, ranges, names = encode(frame, schema)
     assert names == ["age", "sex=f", "sex=m", "smokes"]
-    np.testing.assert_array_equal(X, [[31, 1, 0, 1], [44.5, 0, 1, 0], [29, 0, 1, 0], [61, 1, 0, 1]])
+    np.testing.assert_array_equal(
+        X, [[31, 1, 0, 1], [44.5, 0, 1, 0], [29, 0, 1, 0], [61, 1, 0, 1]]
+    )
     np.testing.assert_array_equal(ranges, [[0, 120], [0, 1], [0, 1], [0, 1]])
-    assert schema.taken == ["task", "classes", "kinds of columns: sex, smokes", "categories of sex", "range of smokes"]
+    assert schema.taken == [
+        "task",
+        "classes",
+        "kinds of columns: sex, smokes",
+        "categories of sex",
+        "range of smokes",
+    ]
     assert np.all(np.isnan(encode(frame, schema_of(frame))[1][0]))
 
 
@@ -228,11 +267,20 @@ def test_declared_categories_are_not_taken_and_others_are_zero():
     }
     schema = schema_of(frame, declared=declared)
     X, _, names = encode(frame, schema)
-    assert names == ["age", "sex=f", "smokes=False", "smokes=True", "zip=1010", "zip=2020"]
+    assert names == [
+        "age",
+        "sex=f",
+        "smokes=False",
+        "smokes=True",
+        "zip=1010",
+        "zip=2020",
+    ]
     np.testing.assert_array_equal(X[:, 1], [1, 0, 0, 1])
     np.testing.assert_array_equal(X[:, 4:], [[1, 0], [0, 1], [1, 0], [0, 0]])
     assert schema.taken == ["kinds of columns: age", "categories of smokes"]
-    new = frame.assign(sex="x", zip=1010.0)  # whole numbers become floats where some are missing
+    new = frame.assign(
+        sex="x", zip=1010.0
+    )  # whole numbers become floats where some are missing
     np.testing.assert_array_equal(encode(new, schema)[0][:, [1, 4]], [[0, 1]] * 4)
 
 
@@ -241,7 +289,9 @@ def test_a_written_schema_encodes_the_same(missing):
     frame = patients(size=[1.0, 2.0, 3.0, 4.0])
     if missing == "indicator":
         frame.loc[1, "age"] = frame.loc[2, "sex"] = None
-    first = schema_of(frame, missing=missing, declared={"columns": {"size": {"range": [0, 9]}}})
+    first = schema_of(
+        frame, missing=missing, declared={"columns": {"size": {"range": [0, 9]}}}
+    )
     text = first.model_dump_json()
     read = Schema.model_validate_json(text)
     again = schema_of(frame, target=None, declared=json.loads(text))
@@ -268,11 +318,23 @@ def test_prediction_needs_the_features_alone():
     [
         ({"columns": {"aeg": {}}}, ("columns", "aeg", "did you mean age")),
         ({"colums": {}}, ("colums", "did you mean columns")),
-        ({"columns": {"age": {"rnage": [0, 1]}}}, (r"columns\.age\.rnage", "did you mean range")),
-        ({"columns": {"age": {"range": [1, 0]}}}, (r"columns\.age\.range", "lower first")),
-        ({"columns": {"age": {"range": [0]}}}, (r"columns\.age\.range", "two finite numbers")),
+        (
+            {"columns": {"age": {"rnage": [0, 1]}}},
+            (r"columns\.age\.rnage", "did you mean range"),
+        ),
+        (
+            {"columns": {"age": {"range": [1, 0]}}},
+            (r"columns\.age\.range", "lower first"),
+        ),
+        (
+            {"columns": {"age": {"range": [0]}}},
+            (r"columns\.age\.range", "two finite numbers"),
+        ),
         ({"columns": {"age": {"kind": "number"}}}, (r"columns\.age\.kind", "numeric")),
-        ({"columns": {"age": {"range": [0, 1], "categories": ["a"]}}}, (r"columns\.age", "either")),
+        (
+            {"columns": {"age": {"range": [0, 1], "categories": ["a"]}}},
+            (r"columns\.age", "either"),
+        ),
         ({"columns": {"sex": {"categories": ["f", "f"]}}}, ("each given once",)),
         ({"columns": {"sex": {"categories": "f"}}}, ("list",)),
         ({"columns": {"sex": {"kind": "numeric"}}}, ("'sex'", "numbers")),
@@ -313,18 +375,35 @@ def test_columns_that_are_refused_by_name(column, words):
 
 def wide(text):
     count = 101
-    return pandas.DataFrame({"city": [text(i) for i in range(count)], "y": np.arange(count) % 2})
+    return pandas.DataFrame(
+        {"city": [text(i) for i in range(count)], "y": np.arange(count) % 2}
+    )
 
 
 def test_too_many_categories():
     with refused("'city'", "100", "--id") as raised:
         schema_of(wide(lambda i: f"{SECRET} {i}"))
     assert SECRET not in str(raised.value)
-    assert len(encode(wide(str), schema_of(wide(str), declared={"columns": {"city": {"categories": [1]}}}))[2]) == 1
+    assert (
+        len(
+            encode(
+                wide(str),
+                schema_of(
+                    wide(str), declared={"columns": {"city": {"categories": [1]}}}
+                ),
+            )[2]
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
-    "text", [lambda i: f"{i},5", lambda i: f"1 {i % 25:03d}", lambda i: f"{i}.5" if i > 5 else "?"]
+    "text",
+    [
+        lambda i: f"{i},5",
+        lambda i: f"1 {i % 25:03d}",
+        lambda i: f"{i}.5" if i > 5 else "?",
+    ],
 )
 def test_numbers_as_text(text):
     with refused("'city'", "numbers written as text"):
@@ -348,7 +427,16 @@ def test_types_of_pandas():
     )
     schema = schema_of(frame, missing="indicator")
     X, ranges, names = encode(frame, schema)
-    assert names == ["whole", "whole=missing", "flag", "flag=missing", "level=1", "level=2", "empty", "empty=missing"]
+    assert names == [
+        "whole",
+        "whole=missing",
+        "flag",
+        "flag=missing",
+        "level=1",
+        "level=2",
+        "empty",
+        "empty=missing",
+    ]
     np.testing.assert_array_equal(X[1], [0, 1, 0, 1, 1, 0, 0, 1])
     np.testing.assert_array_equal(ranges[2], [0, 1])
 
@@ -358,38 +446,54 @@ def test_types_of_pandas():
     [
         (["1.0", "2.5", "1e3", "+1"], "numeric", ["x"]),
         (["true", "FALSE", "True", "false"], "numeric", ["x"]),
-        (["01067", "04109", "01067", "10115"], "categorical", ["x=01067", "x=04109", "x=10115"]),
+        (
+            ["01067", "04109", "01067", "10115"],
+            "categorical",
+            ["x=01067", "x=04109", "x=10115"],
+        ),
         (["1", "2", "a", "1"], "categorical", ["x=1", "x=2", "x=a"]),
         (["1,5", "2,5", "1,5", "2,5"], "categorical", ["x=1,5", "x=2,5"]),
     ],
 )
 def test_kinds_of_a_text_file_that_are_not_declared(tmp_path, cells, kind, features):
-    (tmp_path / "t.csv").write_text("x;y\n" + "".join(f"{cell};{row % 2}\n" for row, cell in enumerate(cells)))
+    (tmp_path / "t.csv").write_text(
+        "x;y\n" + "".join(f"{cell};{row % 2}\n" for row, cell in enumerate(cells))
+    )
     frame = read_table(tmp_path / "t.csv")
     schema = schema_of(frame)
     assert kinds(schema) == {"x": kind}
     assert encode(frame, schema)[2] == features
     assert {"task", "classes", "kinds of columns: x"} <= set(schema.taken)
-    assert (schema.columns[0].range == (0, 1)) == ("range of x" in schema.taken) == ("true" in cells)
+    assert (
+        (schema.columns[0].range == (0, 1))
+        == ("range of x" in schema.taken)
+        == ("true" in cells)
+    )
     assert outcomes(frame, schema).tolist() == [0, 1, 0, 1]
 
 
 def test_a_declared_kind_gives_no_range():
     """A range is public only where it is declared, or listed as taken."""
-    schema = schema_of(patients(), declared={"columns": {"smokes": {"kind": "numeric"}}})
+    schema = schema_of(
+        patients(), declared={"columns": {"smokes": {"kind": "numeric"}}}
+    )
     assert schema.columns[2].range is None
     assert "range of smokes" not in schema.taken
 
 
 def test_text_of_a_frame_stays_text():
-    assert kinds(schema_of(patients(code=["1", "2", "1", "2"])))["code"] == "categorical"
+    assert (
+        kinds(schema_of(patients(code=["1", "2", "1", "2"])))["code"] == "categorical"
+    )
 
 
 def test_a_word_for_missing_values_may_be_a_category(tmp_path):
     (tmp_path / "t.csv").write_text("x,y\nNA,yes\nb,no\n,no\n")
     frame = read_table(tmp_path / "t.csv")
     declared = {"missing": "indicator", "columns": {"x": {"categories": ["NA", "b"]}}}
-    np.testing.assert_array_equal(encode(frame, schema_of(frame, declared=declared))[0], [[1, 0], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(
+        encode(frame, schema_of(frame, declared=declared))[0], [[1, 0], [0, 1], [0, 0]]
+    )
     with refused("'x'", "missing values"):
         schema_of(frame)
 
@@ -403,9 +507,15 @@ def test_indicators_are_those_of_the_fit():
     schema = schema_of(frame, missing="indicator", declared={"fill": 40.0})
     X, ranges, names = encode(frame, schema)
     assert names == ["age", "age=missing", "sex=f", "sex=m", "smokes", "size"]
-    np.testing.assert_array_equal(X[:3, :4], [[31, 0, 1, 0], [40, 1, 0, 1], [29, 0, 0, 0]])
+    np.testing.assert_array_equal(
+        X[:3, :4], [[31, 0, 1, 0], [40, 1, 0, 1], [29, 0, 0, 0]]
+    )
     np.testing.assert_array_equal(ranges[1], [0, 1])
-    assert set(schema.taken) >= {"classes", "which columns have missing values", "categories of sex"}
+    assert set(schema.taken) >= {
+        "classes",
+        "which columns have missing values",
+        "categories of sex",
+    }
     assert encode(patients(size=1.0), schema)[2] == names
     with refused("'size'", "missing values", "fit"):
         encode(frame.assign(size=np.nan), schema)
@@ -414,7 +524,12 @@ def test_indicators_are_those_of_the_fit():
 def test_declared_indicators_are_not_taken():
     columns = {"age": {"indicator": True}, "sex": {"categories": ["f", "m"]}}
     columns["smokes"] = {"kind": "numeric", "indicator": False}
-    schema = schema_of(patients(), task="classification", missing="indicator", declared={"columns": columns})
+    schema = schema_of(
+        patients(),
+        task="classification",
+        missing="indicator",
+        declared={"columns": columns},
+    )
     assert schema.taken == ["classes"]
     assert encode(patients(), schema)[2][:2] == ["age", "age=missing"]
 
@@ -470,14 +585,20 @@ def test_task_and_classes(values, task, classes):
     schema = schema_of(frame)
     assert (schema.task, schema.classes) == (task, classes)
     y = outcomes(frame, schema)
-    assert y.tolist() == ([str(value) for value in values] if isinstance(values[0], bool) else values)
-    assert y.dtype.kind == ("f" if classes is None else "i" if isinstance(classes[0], int) else "U")
+    assert y.tolist() == (
+        [str(value) for value in values] if isinstance(values[0], bool) else values
+    )
+    assert y.dtype.kind == (
+        "f" if classes is None else "i" if isinstance(classes[0], int) else "U"
+    )
 
 
 def test_many_whole_numbers_are_a_regression():
     frame = pandas.DataFrame({"x": np.ones(42), "y": np.arange(42) % 21})
     assert schema_of(frame).task == "regression"
-    assert schema_of(frame, declared={"columns": {"x": {"kind": "numeric"}}}).taken == ["task"]
+    assert schema_of(frame, declared={"columns": {"x": {"kind": "numeric"}}}).taken == [
+        "task"
+    ]
     assert schema_of(frame, task="classification").classes == list(range(21))
     assert schema_of(frame, declared={"target_range": [0, 20]}).target_range == (0, 20)
 
@@ -487,7 +608,9 @@ def test_declared_classes():
     named = schema_of(frame, declared={"classes": ["1", "2", "3"]})
     assert outcomes(frame, named).tolist() == ["1", "2", "1", "2"]
     assert "classes" not in named.taken
-    assert schema_of(patients(y=[True] * 4), declared={"classes": [False, True]}).classes == ["False", "True"]
+    assert schema_of(
+        patients(y=[True] * 4), declared={"classes": [False, True]}
+    ).classes == ["False", "True"]
 
 
 @pytest.mark.parametrize(
@@ -538,7 +661,9 @@ def test_devices_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     for table in (frame, read_table(tmp_path / "t.csv")):
         schema = schema_of(table, device="site")
         assert device_names(table, schema) == ["2", "9", "10"]
-        np.testing.assert_array_equal(owners(table, schema, None, np.random.default_rng(0)), [2, 1, 2, 0])
+        np.testing.assert_array_equal(
+            owners(table, schema, None, np.random.default_rng(0)), [2, 1, 2, 0]
+        )
 
 
 def test_a_constant_column_is_kept():

@@ -25,7 +25,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link
-from wflmc.planning import Allocation, Plan, PlanRequest, Policy, Problem, Sampler, plan_from
+from wflmc.planning import (
+    Allocation,
+    Plan,
+    PlanRequest,
+    Policy,
+    Problem,
+    Sampler,
+    plan_from,
+)
 from wflmc.planning.notices import estimate_notices, input_notices
 from wflmc.planning.policies import equal_parts
 from wflmc.planning.solvers.closed_form import DP, LIMITS, POWER
@@ -88,7 +96,10 @@ def gradient_descent(
         regime=None,
         bound=None,
         objective=np.nan,
-        notices=(*input_notices(posterior, link, privacy), *estimate_notices(posterior)),
+        notices=(
+            *input_notices(posterior, link, privacy),
+            *estimate_notices(posterior),
+        ),
     )
     return Plan(
         rounds=replace(planned.rounds, server_noise=np.zeros(rounds)),
@@ -172,7 +183,9 @@ def sbfl(
     devices = posterior.devices
     iterations = rounds // devices
     if iterations < 1:
-        raise InputError("rounds", rounds, f"at least the number of devices ({devices})")
+        raise InputError(
+            "rounds", rounds, f"at least the number of devices ({devices})"
+        )
     if not 0 <= momentum < 1:
         raise InputError("momentum", momentum, "at least 0 and below 1")
     step = stable_step_size(posterior, momentum) if step_size is None else step_size
@@ -288,7 +301,9 @@ def _descend(
     return jax.vmap(experiment)(*experiments)
 
 
-def estimate(gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array) -> jax.Array:
+def estimate(
+    gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array
+) -> jax.Array:
     """Return what the server takes each device's gradient for: gradient[K, m], gain[K], standard normal noise[K, m]."""
     mean = gradient.mean(-1, keepdims=True)
     spread = gradient.std(-1, keepdims=True)

@@ -15,7 +15,9 @@ FAILED = 1
 
 def main() -> None:
     """Run the command line: exit code 0 when done, 2 for bad input, 1 for anything else, Ctrl-C included."""
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # its idle threads would spin, where other work could run
+    os.environ.setdefault(
+        "OPENBLAS_THREAD_TIMEOUT", "4"
+    )  # its idle threads would spin, where other work could run
     with interrupt_handler(exit_at_once):
         from wflmc.cli import app
 
@@ -23,7 +25,9 @@ def main() -> None:
 
 
 @contextmanager
-def interrupt_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def interrupt_handler(
+    handler: Callable[[int, FrameType | None], None],
+) -> Iterator[None]:
     """Handle Ctrl-C by `handler` while inside; in other threads, or where the caller handles it, change nothing."""
     before = signal.getsignal(signal.SIGINT)
     replaceable = before in (signal.default_int_handler, exit_at_once)

@@ -19,7 +19,12 @@ import typer
 
 from wflmc.cli import FAILED, exit_at_once, interrupt_handler
 from wflmc.cli.shared import flag, note
-from wflmc.support.errors import InputError, OverspendError, SamplingError, UnfinishedError
+from wflmc.support.errors import (
+    InputError,
+    OverspendError,
+    SamplingError,
+    UnfinishedError,
+)
 from wflmc.version import __version__
 
 COMMANDS = "new plan run advise publish fit predict tune audit reproduce sweep federate report data doctor"
@@ -39,12 +44,17 @@ app = typer.Typer(
 for _name in COMMANDS.split():
     _command = import_module(f"wflmc.cli.{_name}").command
     _paragraphs = inspect.cleandoc(_command.__doc__).split("\n\n")
-    _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)  # typer would keep line breaks
+    _help = "\n\n".join(
+        " ".join(paragraph.split()) for paragraph in _paragraphs
+    )  # typer would keep line breaks
     app.command(_name, help=_help)(_command)
 
 
 @app.callback()
-def _options(context: typer.Context, version: Annotated[bool, flag("--version", "Show the version.")] = False) -> None:
+def _options(
+    context: typer.Context,
+    version: Annotated[bool, flag("--version", "Show the version.")] = False,
+) -> None:
     if version:
         print(f"wflmc {__version__}")
         raise typer.Exit
@@ -63,15 +73,21 @@ def exit_code(command: Callable[[], object]) -> int:
     Errors of our own still end in a traceback, which is what a bug report needs.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError):  # a captured stream may not know its encoding
+        with suppress(
+            AttributeError, ValueError
+        ):  # a captured stream may not know its encoding
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # of a font cache that it builds once
+    logging.getLogger("matplotlib.font_manager").setLevel(
+        logging.ERROR
+    )  # of a font cache that it builds once
     try:
         with interrupt_handler(_interrupt):
             code = command()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # nothing is left to flush at exit
         return FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -82,11 +98,17 @@ def exit_code(command: Callable[[], object]) -> int:
     except (SamplingError, OverspendError, UnfinishedError) as error:
         return _failed(FAILED, str(error))
     except MemoryError:
-        return _failed(FAILED, "Out of memory: use fewer rounds, devices, parameters or chains.")
+        return _failed(
+            FAILED, "Out of memory: use fewer rounds, devices, parameters or chains."
+        )
     except OSError as error:
-        return _failed(FAILED, f"{error.strerror or error}: {error.filename or 'output'}.")
+        return _failed(
+            FAILED, f"{error.strerror or error}: {error.filename or 'output'}."
+        )
     if code == INTERRUPTED:
-        return _failed(INTERRUPTED, "Interrupted; files and points that were finished are kept.")
+        return _failed(
+            INTERRUPTED, "Interrupted; files and points that were finished are kept."
+        )
     return code if isinstance(code, int) else DONE
 
 
@@ -106,7 +128,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if at.f_code.co_name == "_xla_gc_callback":
             threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
             return
-        if inner.startswith("<frozen importlib") and at.f_globals.get("__name__", "").startswith("wflmc.cli"):
+        if inner.startswith("<frozen importlib") and at.f_globals.get(
+            "__name__", ""
+        ).startswith("wflmc.cli"):
             exit_at_once(number, frame)
         inner, at = at.f_code.co_filename, at.f_back
     raise KeyboardInterrupt

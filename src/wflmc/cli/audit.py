@@ -15,11 +15,19 @@ from wflmc.support.progress import progress_bar
 def command(
     scenario: shared.ScenarioPath,
     overrides: shared.Overrides = None,
-    trials: Annotated[int, option("N", "Trials of the main attack, half with each of two data sets.")] = 1_000_000,
-    confidence: Annotated[float, option("C", "Confidence of the lower bounds, over all attacks together.")] = 0.99,
+    trials: Annotated[
+        int, option("N", "Trials of the main attack, half with each of two data sets.")
+    ] = 1_000_000,
+    confidence: Annotated[
+        float, option("C", "Confidence of the lower bounds, over all attacks together.")
+    ] = 0.99,
     seed: Annotated[int, option("S", "Seed of the attacks.")] = 0,
-    device: Annotated[int | None, option("K", "Device to attack; by default the one that loses most.")] = None,
-    delta: Annotated[float | None, option("D", "δ at which ε is stated; the scenario's by default.")] = None,
+    device: Annotated[
+        int | None, option("K", "Device to attack; by default the one that loses most.")
+    ] = None,
+    delta: Annotated[
+        float | None, option("D", "δ at which ε is stated; the scenario's by default.")
+    ] = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Attack the scenario's plan, and compare the ε that this proves with the ε that the plan claims.
@@ -47,7 +55,11 @@ def command(
     plan = make_plan(config, inputs)
     if not plan.clips:
         given = config.policy.power
-        raise InputError("policy.power", given, f"a scheme that clips: {given} does not, so nothing is promised")
+        raise InputError(
+            "policy.power",
+            given,
+            f"a scheme that clips: {given} does not, so nothing is promised",
+        )
     names = {name: f"--{name}" for name in ("trials", "confidence", "delta", "device")}
     with progress_bar("attacking", trials) as advance, renamed_keys(names):
         # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
@@ -73,12 +85,20 @@ def command(
         shared.print_json(document)
     else:
         shared.show(audit_table(document))
-        print("\n".join([*(found["text"] for found in document["sums"]), result.verdict]))
+        print(
+            "\n".join([*(found["text"] for found in document["sums"]), result.verdict])
+        )
         if plan.ledger.any():
-            spent = "more" if plan.epsilon_spent is None else f"{plan.epsilon_spent:.4g}"
+            spent = (
+                "more" if plan.epsilon_spent is None else f"{plan.epsilon_spent:.4g}"
+            )
             whole = f"the promise is ε = {spent} ({result.adjacency})"
-            print(f"That is for its rounds alone; with the release that whitened its features {whole}.")
+            print(
+                f"That is for its rounds alone; with the release that whitened its features {whole}."
+            )
         print(audit.SCOPE)
-        print("Counting alone assumes nothing, and cannot prove more than about 12 with a million trials.")
+        print(
+            "Counting alone assumes nothing, and cannot prove more than about 12 with a million trials."
+        )
     if not document["consistent"]:
         raise typer.Exit(1)

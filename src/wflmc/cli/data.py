@@ -10,7 +10,10 @@ from wflmc.support.errors import renamed_keys
 
 def command(
     name: Annotated[str, typer.Argument(help="mnist or fashion-mnist")],
-    folder: Annotated[str | None, option("DIR", "From this folder of idx files (plain or gz).", "--data")] = None,
+    folder: Annotated[
+        str | None,
+        option("DIR", "From this folder of idx files (plain or gz).", "--data"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a data set, verify it, and keep it for scenarios and figures.
@@ -26,5 +29,15 @@ def command(
         kept = fetch(name, folder, note)
     images = load(name, kept)
     train, test = len(images.train_labels), len(images.test_labels)
-    document = {"name": name, "folder": str(kept), "train": train, "test": test, "verified": True}
-    print_result(document, [f"{DATA_SETS[name].title}, verified: {train} + {test} images in {kept}"], as_json)
+    document = {
+        "name": name,
+        "folder": str(kept),
+        "train": train,
+        "test": test,
+        "verified": True,
+    }
+    print_result(
+        document,
+        [f"{DATA_SETS[name].title}, verified: {train} + {test} images in {kept}"],
+        as_json,
+    )

@@ -120,21 +120,32 @@ def examine() -> Report:
 
 def _try_core(report: JaxReport) -> None:
     """Make a small plan; say in `report` what JAX computes on."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # take no GPU memory from other processes
+    os.environ.setdefault(
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+    )  # take no GPU memory from other processes
     import jax
 
     import wflmc
 
     report["backend"] = jax.default_backend()
-    report["devices"] = [f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()]
+    report["devices"] = [
+        f"{d.platform}:{d.id} ({d.device_kind})" for d in jax.devices()
+    ]
     if report["backend"] == "cpu" and shutil.which("nvidia-smi"):
-        report["note"] = "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+        report["note"] = (
+            "There is a GPU that JAX does not see: pip install 'jax[cuda12]' (or cuda13)."
+        )
     if float(jax.numpy.arange(4.0).sum()) != 6:
         raise ArithmeticError("JAX computes wrongly")
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-    link, privacy = wflmc.Link(wflmc.channel.static(1e-4), snr_db=20), wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
+    link, privacy = (
+        wflmc.Link(wflmc.channel.static(1e-4), snr_db=20),
+        wflmc.Privacy(epsilon=8, delta=0.01, clip=30),
+    )
     step_size = 0.4 / (posterior.mu + posterior.L)
-    spent = wflmc.plan(posterior, link, privacy, step_size=step_size, burn_in=5, samples=1).epsilon_spent
+    spent = wflmc.plan(
+        posterior, link, privacy, step_size=step_size, burn_in=5, samples=1
+    ).epsilon_spent
     if spent is None or spent > 8 * (1 + 1e-9):
         raise ArithmeticError(f"a plan for ε = 8 ({privacy.adjacency}) spends {spent}")
 
@@ -142,8 +153,15 @@ def _try_core(report: JaxReport) -> None:
 def _version(package: str) -> str | None:
     """Return the installed version; None where a package or its module is missing."""
     try:
-        return metadata.version(package) if util.find_spec(MODULES.get(package, package)) else None
-    except (metadata.PackageNotFoundError, ValueError):  # find_spec of a module that is switched off
+        return (
+            metadata.version(package)
+            if util.find_spec(MODULES.get(package, package))
+            else None
+        )
+    except (
+        metadata.PackageNotFoundError,
+        ValueError,
+    ):  # find_spec of a module that is switched off
         return None
 
 
@@ -151,7 +169,11 @@ def _feature(name: str, extra: str | None, packages: Sequence[str]) -> FeatureRe
     versions = {package: _version(package) for package in packages}
     missing = [package for package, version in versions.items() if version is None]
     wanted = " ".join(missing) if extra is None else f"'wflmc[{extra}]'"
-    return {"name": name, "packages": versions, "install": f"pip install {wanted}" if missing else None}
+    return {
+        "name": name,
+        "packages": versions,
+        "install": f"pip install {wanted}" if missing else None,
+    }
 
 
 def _folders() -> tuple[DataReport, CacheReport]:
@@ -162,11 +184,22 @@ def _folders() -> tuple[DataReport, CacheReport]:
         cache, (mnist, missing) = cache_folder(), find("mnist")
     except RuntimeError:  # a user without a home
         get = f"let {VARIABLE} name a folder of its idx files"
-        return {"folder": None, "found": False, "get": get}, {"folder": None, "writable": False}
-    get = f"a folder with {', '.join(missing)}, named by {VARIABLE}" if os.environ.get(VARIABLE) else "wflmc data mnist"
+        return {"folder": None, "found": False, "get": get}, {
+            "folder": None,
+            "writable": False,
+        }
+    get = (
+        f"a folder with {', '.join(missing)}, named by {VARIABLE}"
+        if os.environ.get(VARIABLE)
+        else "wflmc data mnist"
+    )
     nearest = next(path for path in (cache, *cache.parents) if path.exists())
     writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    images: DataReport = {"folder": str(mnist), "found": not missing, "get": get if missing else None}
+    images: DataReport = {
+        "folder": str(mnist),
+        "found": not missing,
+        "get": get if missing else None,
+    }
     return images, {"folder": str(cache), "writable": writable}
 
 
@@ -179,12 +212,32 @@ def as_text(report: Report) -> str:
     rows.append(("wflmc", ", ".join(report["wflmc"].values())))
     rows.append(("JAX computes on", ", ".join(report["jax"]["devices"]) or "no device"))
     for feature in (core, *report["features"]):
-        versions = ", ".join(f"{name} {version or 'missing'}" for name, version in feature["packages"].items())
-        rows.append((feature["name"], f"{versions}: {feature['install']}" if feature["install"] else versions))
+        versions = ", ".join(
+            f"{name} {version or 'missing'}"
+            for name, version in feature["packages"].items()
+        )
+        rows.append(
+            (
+                feature["name"],
+                f"{versions}: {feature['install']}" if feature["install"] else versions,
+            )
+        )
     rows += [
-        ("MNIST", str(mnist["folder"]) if mnist["found"] else f"not in {mnist['folder']}: {mnist['get']}"),
-        ("cache", f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}"),
-        *(("note", note) for note in (report["jax"]["note"], *report["problems"]) if note),
+        (
+            "MNIST",
+            str(mnist["folder"])
+            if mnist["found"]
+            else f"not in {mnist['folder']}: {mnist['get']}",
+        ),
+        (
+            "cache",
+            f"{cache['folder']}{'' if cache['writable'] else ': cannot be written, nothing is cached'}",
+        ),
+        *(
+            ("note", note)
+            for note in (report["jax"]["note"], *report["problems"])
+            if note
+        ),
     ]
     width = max(len(name) for name, _ in rows)
     verdict = "The core works." if report["works"] else "The core does not work."

@@ -19,23 +19,43 @@ NOISES = (
     "default unless --prepare is given)."
 )
 UNCOMPARED = (
-    "distance to posterior    not known: the server never sees the devices' own data, and so not their posterior"
+    "distance to posterior    not known: the server never sees the devices' own "
+    "data, and so not their posterior"
 )
 ADDRESS = "With --prepare: where devices reach the server; 127.0.0.1:8000 by default."
 
 
 def command(
     scenario: shared.ScenarioPath,
-    out: Annotated[str, option("DIR", "Folder for the federation and for the files of its run.")],
+    out: Annotated[
+        str, option("DIR", "Folder for the federation and for the files of its run.")
+    ],
     overrides: shared.Overrides = None,
     runtime: Annotated[str, option("NAME", RUNTIMES)] = "simulation",
     noise: Annotated[str | None, option("NAME", NOISES)] = None,
-    tolerate: Annotated[int, option("N", "With --noise devices: absences that a round survives.")] = 0,
-    chains: Annotated[int | None, option("N", "Chains at a time; the scenario's, or 1 with --prepare.")] = None,
-    deadline: Annotated[float, option("SECONDS", "A device that is later did not transmit.")] = 120.0,
-    ledger: Annotated[str | None, option("FILE", "Spend from this ledger; one of its own by default.")] = None,
-    prepare: Annotated[bool, flag("--prepare", "Write what real machines need (keys, commands); run nothing.")] = False,
-    own_data: Annotated[bool, flag("--own-data", "With --prepare: devices bring their own data.npz (X, y).")] = False,
+    tolerate: Annotated[
+        int, option("N", "With --noise devices: absences that a round survives.")
+    ] = 0,
+    chains: Annotated[
+        int | None,
+        option("N", "Chains at a time; the scenario's, or 1 with --prepare."),
+    ] = None,
+    deadline: Annotated[
+        float, option("SECONDS", "A device that is later did not transmit.")
+    ] = 120.0,
+    ledger: Annotated[
+        str | None, option("FILE", "Spend from this ledger; one of its own by default.")
+    ] = None,
+    prepare: Annotated[
+        bool,
+        flag(
+            "--prepare", "Write what real machines need (keys, commands); run nothing."
+        ),
+    ] = False,
+    own_data: Annotated[
+        bool,
+        flag("--own-data", "With --prepare: devices bring their own data.npz (X, y)."),
+    ] = False,
     address: Annotated[str | None, option("HOST:PORT", ADDRESS)] = None,
     as_json: shared.AsJson = False,
 ) -> None:
@@ -56,19 +76,39 @@ def command(
 
     shared.cache_compilations()
     given = FederationOptions(
-        scenario, overrides, runtime, noise, tolerate, chains, deadline, ledger, prepare, own_data, address
+        scenario,
+        overrides,
+        runtime,
+        noise,
+        tolerate,
+        chains,
+        deadline,
+        ledger,
+        prepare,
+        own_data,
+        address,
     )
     given.check()
-    with output_folder(out) as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
-        asked, summary, evaluation, files = run_federation(given, folder, progress_bar, shared.note)
+    with (
+        output_folder(out) as folder,
+        renamed_keys({"ledger": "--ledger"} if ledger else {}),
+    ):
+        asked, summary, evaluation, files = run_federation(
+            given, folder, progress_bar, shared.note
+        )
         if evaluation is not None:
             files += run_figures.draw_scores(evaluation, asked, folder)
     shared.warn(summary["warnings"])
     if evaluation is None:
-        lines = [f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."]
+        lines = [
+            f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."
+        ]
     else:
         # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
-        measured = [*evaluation.lines_of_samples, *_federation_lines(summary["federation"])]
+        measured = [
+            *evaluation.lines_of_samples,
+            *_federation_lines(summary["federation"]),
+        ]
         written = f"Written to {out}: {', '.join(path.name for path in files)}"
         lines = [summary["owner_only"], *measured, written]
     shared.print_result(summary, lines, as_json)
@@ -76,10 +116,18 @@ def command(
 
 def _federation_lines(federation: "Account") -> list[str]:
     """Return lines about messages, and about ε by the ledger."""
-    asked, sent, spent = federation["asked"], federation["sent"], federation["epsilon_spent"]
-    lines = [f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)"]
+    asked, sent, spent = (
+        federation["asked"],
+        federation["sent"],
+        federation["epsilon_spent"],
+    )
+    lines = [
+        f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)"
+    ]
     if federation["own_data"]:
         lines.insert(0, UNCOMPARED)
     if spent is not None:
-        lines.append(f"ε by the ledger          {spent:.4g} for the worst device ({federation['adjacency']})")
+        lines.append(
+            f"ε by the ledger          {spent:.4g} for the worst device ({federation['adjacency']})"
+        )
     return lines

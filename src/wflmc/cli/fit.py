@@ -20,20 +20,46 @@ HOW = "Missing values: refuse (default), or indicator (a constant and a column).
 
 
 def make_request(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A .csv, .tsv, .parquet or .npz file.")],
+    table: Annotated[
+        str,
+        typer.Argument(metavar="TABLE", help="A .csv, .tsv, .parquet or .npz file."),
+    ],
     target: Annotated[str, option("COL", "Column to predict.")],
-    epsilon: Annotated[float, option("E", "The promise: all that is done costs no more than this.")],
-    delta: Annotated[float, option("D", "The promise's δ; far below one over the number of rows.")],
-    device: Annotated[str | None, option("COL", "Column that says who holds a row, such as a hospital.")] = None,
-    devices: Annotated[int | None, option("K", "Or: spread rows over K devices at random.")] = None,
+    epsilon: Annotated[
+        float, option("E", "The promise: all that is done costs no more than this.")
+    ],
+    delta: Annotated[
+        float, option("D", "The promise's δ; far below one over the number of rows.")
+    ],
+    device: Annotated[
+        str | None,
+        option("COL", "Column that says who holds a row, such as a hospital."),
+    ] = None,
+    devices: Annotated[
+        int | None, option("K", "Or: spread rows over K devices at random.")
+    ] = None,
     task: Annotated[str | None, option("KIND", KIND)] = None,
-    unit: Annotated[str, option("UNIT", "What is hidden: record (a row) or device (all rows of one).")] = "record",
+    unit: Annotated[
+        str,
+        option("UNIT", "What is hidden: record (a row) or device (all rows of one)."),
+    ] = "record",
     adjacency: Annotated[str, option("KIND", "replace or add-remove.")] = "replace",
-    link: Annotated[str | None, option("FILE", "Scenario (TOML) whose link is used; an ideal one by default.")] = None,
-    schema: Annotated[str | None, option("FILE", "JSON: public ranges, categories and classes.", "--schema")] = None,
-    id: Annotated[str | None, option("COL", "Column with a row's own name; no feature.", "--id")] = None,
+    link: Annotated[
+        str | None,
+        option("FILE", "Scenario (TOML) whose link is used; an ideal one by default."),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        option("FILE", "JSON: public ranges, categories and classes.", "--schema"),
+    ] = None,
+    id: Annotated[
+        str | None, option("COL", "Column with a row's own name; no feature.", "--id")
+    ] = None,
     missing: Annotated[str | None, option("HOW", HOW)] = None,
-    test: Annotated[float, option("SHARE", "Share of the rows that is held out to score predictions.")] = 0.25,
+    test: Annotated[
+        float,
+        option("SHARE", "Share of the rows that is held out to score predictions."),
+    ] = 0.25,
     private: Annotated[bool, flag("--select", SELECT)] = False,
 ) -> "FitRequest":
     """Return the request of the options that `fit` and `tune` have in common, files read."""
@@ -51,7 +77,10 @@ def make_request(
 
 def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `make_request` before its own, and call it with their request first."""
-    common, (_, *own) = inspect.signature(make_request).parameters, inspect.signature(command).parameters.values()
+    common, (_, *own) = (
+        inspect.signature(make_request).parameters,
+        inspect.signature(command).parameters.values(),
+    )
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
@@ -60,7 +89,9 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
             request = make_request(**{name: options.pop(name) for name in common})
             command(request, **options)
 
-    parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*common.values(), *own)]
+    parameters = [
+        each.replace(kind=each.KEYWORD_ONLY) for each in (*common.values(), *own)
+    ]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -69,8 +100,18 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
 @about_a_table
 def command(
     request: "FitRequest",
-    out: Annotated[str, option("DIR", "New folder for model.npz, schema.json, fit.json and ledger.jsonl.")],
-    seed: Annotated[str, option("N", "secret (the operating system's entropy), or a number: a simulation.")] = "secret",
+    out: Annotated[
+        str,
+        option(
+            "DIR", "New folder for model.npz, schema.json, fit.json and ledger.jsonl."
+        ),
+    ],
+    seed: Annotated[
+        str,
+        option(
+            "N", "secret (the operating system's entropy), or a number: a simulation."
+        ),
+    ] = "secret",
     as_json: AsJson = False,
 ) -> None:
     """Fit a private model to a table: scaling, settings and sampling, all paid from one ε.
@@ -85,20 +126,46 @@ def command(
     from wflmc.support.storage import output_folder
 
     if seed != "secret" and not (seed.isdigit() and int(seed) < 2**32):
-        raise InputError("--seed", seed, "secret, or a whole number of at least 0 and below 2³²")
+        raise InputError(
+            "--seed", seed, "secret, or a whole number of at least 0 and below 2³²"
+        )
     request = request._replace(seed=None if seed == "secret" else int(seed))
-    with output_folder(out, "--out") as folder, progress_bar("Choosing settings on a stand-in", 100) as advance:
+    with (
+        output_folder(out, "--out") as folder,
+        progress_bar("Choosing settings on a stand-in", 100) as advance,
+    ):
         try:
-            document = fit_table(request, folder, lambda done, total: advance(100 * done / total))
+            document = fit_table(
+                request, folder, lambda done, total: advance(100 * done / total)
+            )
         except KeyboardInterrupt:
             if (folder / "ledger.jsonl").exists():
-                shared.note(f"{folder / 'ledger.jsonl'} has what was spent so far; fit again into a new folder.")
+                shared.note(
+                    f"{folder / 'ledger.jsonl'} has what was spent so far; fit again into a new folder."
+                )
             raise
     shared.warn(document.warnings)
     written = f"Written to {out}: wflmc predict {out} TABLE --out predictions.csv; wflmc report {out}"
     shared.print_result(document.model_dump(), [*fit_lines(document), written], as_json)
 
 
-RENAMED = {name: f"--{name}" for name in ("target", "epsilon", "delta", "device", "devices", "task", "unit", "missing")}
-RENAMED |= {"adjacency": "--adjacency", "id": "--id", "table": "TABLE", "ranges": "--schema: range"}
+RENAMED = {
+    name: f"--{name}"
+    for name in (
+        "target",
+        "epsilon",
+        "delta",
+        "device",
+        "devices",
+        "task",
+        "unit",
+        "missing",
+    )
+}
+RENAMED |= {
+    "adjacency": "--adjacency",
+    "id": "--id",
+    "table": "TABLE",
+    "ranges": "--schema: range",
+}
 """Options by the argument that they become."""

@@ -14,22 +14,38 @@ from wflmc.support.storage import removed_if_empty, replacing
 TEMPLATES = ("scenario.toml", "model.py")
 
 
-def command(name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new folder.")]) -> None:
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the new folder.")
+    ],
+) -> None:
     """Create a folder with a commented scenario and a Python script to start from.
 
     Example: wflmc new study
     """
     folder = Path(name).expanduser()
     if folder.suffix == ".toml":
-        raise InputError("NAME", name, "the name of a folder; a scenario.toml is made in it")
+        raise InputError(
+            "NAME", name, "the name of a folder; a scenario.toml is made in it"
+        )
     with removed_if_empty(folder), ExitStack() as stack:
         try:
             folder.mkdir(parents=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError("NAME", name, "the name of a new folder; there is something of that name") from None
+            raise InputError(
+                "NAME",
+                name,
+                "the name of a new folder; there is something of that name",
+            ) from None
         for template in TEMPLATES:
             file = stack.enter_context(replacing(folder / template))
-            file.write(resources.files("wflmc.cli").joinpath("templates", template).read_bytes())
+            file.write(
+                resources.files("wflmc.cli")
+                .joinpath("templates", template)
+                .read_bytes()
+            )
             file.flush()
     scenario, model = (shlex.quote(str(folder / template)) for template in TEMPLATES)
-    print(f"Written to {name}: {', '.join(TEMPLATES)}. Next:\n  wflmc plan {scenario}\n  python {model}")
+    print(
+        f"Written to {name}: {', '.join(TEMPLATES)}. Next:\n  wflmc plan {scenario}\n  python {model}"
+    )

@@ -24,14 +24,28 @@ def command(
     scenario: shared.ScenarioPath,
     overrides: shared.Overrides = None,
     as_json: shared.AsJson = False,
-    out: Annotated[str | None, option("DIR", "Folder for plan.npz, plan.json and scenario.toml.")] = None,
-    plot: Annotated[str | None, option("FILE", "Draw the plan into this file (.png, .svg, .pdf).")] = None,
-    solver: Annotated[str, option(None, "own, or cvxpy as an independent reference.")] = "own",
+    out: Annotated[
+        str | None, option("DIR", "Folder for plan.npz, plan.json and scenario.toml.")
+    ] = None,
+    plot: Annotated[
+        str | None, option("FILE", "Draw the plan into this file (.png, .svg, .pdf).")
+    ] = None,
+    solver: Annotated[
+        str, option(None, "own, or cvxpy as an independent reference.")
+    ] = "own",
     unknown: Annotated[str | None, option("KEY", SOLVE_FOR, "--solve-for")] = None,
     target: Annotated[float | None, option(None, "W2² to reach after burn-in.")] = None,
-    metric: Annotated[str, option(None, "What must reach the target: bound, or exact (the true W2²).")] = "bound",
-    ledger: Annotated[str | None, option("FILE", "Plan with the budget that this ledger of a run leaves.")] = None,
-    compare: Annotated[bool | None, option(None, "Ask dp-accounting for ε too; by default with --json.")] = None,
+    metric: Annotated[
+        str, option(None, "What must reach the target: bound, or exact (the true W2²).")
+    ] = "bound",
+    ledger: Annotated[
+        str | None,
+        option("FILE", "Plan with the budget that this ledger of a run leaves."),
+    ] = None,
+    compare: Annotated[
+        bool | None,
+        option(None, "Ask dp-accounting for ε too; by default with --json."),
+    ] = None,
     no_advice: Annotated[bool, flag("--no-advice", NO_ADVICE)] = False,
 ) -> None:
     """Plan which devices transmit in every round and with which power, and bound the distance to the posterior.
@@ -58,8 +72,18 @@ def command(
         (solves and target is None, "--target", None, "given with --solve-for"),
         (target is not None and not solves, "--target", target, alone),
         (metric != "bound" and not solves, "--metric", metric, alone),
-        (ledger is not None and solves, "--ledger", ledger, "left out with --solve-for"),
-        (compare and not find_spec("dp_accounting"), "--compare", Found("finds no dp-accounting"), INSTALL),
+        (
+            ledger is not None and solves,
+            "--ledger",
+            ledger,
+            "left out with --solve-for",
+        ),
+        (
+            compare and not find_spec("dp_accounting"),
+            "--compare",
+            Found("finds no dp-accounting"),
+            INSTALL,
+        ),
     )
     if plot is not None:
         from wflmc.apps.report import run_figures
@@ -69,8 +93,13 @@ def command(
     answer = None
     if unknown is not None and target is not None:
         most = 330 if unknown == "sampler.burn_in" else 60
-        question = InverseQuestion(key=unknown, target=target, metric=metric, solver=solver)
-        with progress_bar("plans tried, at most", most) as advance, renamed_keys(OPTIONS):
+        question = InverseQuestion(
+            key=unknown, target=target, metric=metric, solver=solver
+        )
+        with (
+            progress_bar("plans tried, at most", most) as advance,
+            renamed_keys(OPTIONS),
+        ):
             solved = solve_for(config, question, advance)
         config = solved.scenario
         answer = solved.answer.document
@@ -83,17 +112,28 @@ def command(
         plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = None if no_advice else diagnose_plan(PlanSource(config, inputs), plan)
     asks = as_json if compare is None else compare
-    document = documents.plan_document(config, inputs, plan, time.perf_counter() - began, compare=asks)
+    document = documents.plan_document(
+        config, inputs, plan, time.perf_counter() - began, compare=asks
+    )
     document["diagnosis"] = causes
     if answer is not None:
-        document["solve_for"] = {**answer, "answer": text.answer_sentence(answer, plan.privacy.adjacency)}
+        document["solve_for"] = {
+            **answer,
+            "answer": text.answer_sentence(answer, plan.privacy.adjacency),
+        }
         if metric == "exact" and document["not_covered"]:
-            why = "It was chosen by the exact distance to the posterior (--metric exact)."
-            document["not_covered"].append(vars(NotCovered(f"--solve-for {unknown}", why)))
+            why = (
+                "It was chosen by the exact distance to the posterior (--metric exact)."
+            )
+            document["not_covered"].append(
+                vars(NotCovered(f"--solve-for {unknown}", why))
+            )
     files: list[Path] = []
     if out is not None:
         with output_folder(out) as place:
-            files = folder.write_plan(place, scenario=config, plan=plan, plan_document=document)
+            files = folder.write_plan(
+                place, scenario=config, plan=plan, plan_document=document
+            )
     if plot is not None:
         run_figures.draw_plan(plan, plot)
     if as_json:
@@ -105,7 +145,9 @@ def command(
             print(f"Picture: {plot}")
         if files:
             names = ", ".join(path.name for path in files)
-            print(f"Written to {out}: {names}; `wflmc run --plan {out}` runs this plan.")
+            print(
+                f"Written to {out}: {names}; `wflmc run --plan {out}` runs this plan."
+            )
     if answer is not None and not answer["reachable"]:
         if as_json:
             shared.note(document["solve_for"]["answer"])

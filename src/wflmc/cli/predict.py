@@ -10,8 +10,16 @@ from wflmc.support.errors import InputError
 
 
 def command(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a fit (--out of `wflmc fit`).")],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Rows to predict, with the columns of the fit.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="Folder of a fit (--out of `wflmc fit`)."),
+    ],
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="Rows to predict, with the columns of the fit."
+        ),
+    ],
     out: Annotated[str, option("FILE", "File for predictions (.csv).")],
     as_json: AsJson = False,
 ) -> None:
@@ -24,7 +32,9 @@ def command(
     """
     target = Path(out).expanduser()
     if target.suffix != ".csv" or not target.parent.is_dir():
-        raise InputError("--out", out, "a file that ends in .csv, in a folder that exists")
+        raise InputError(
+            "--out", out, "a file that ends in .csv, in a folder that exists"
+        )
     if target.exists():
         raise InputError("--out", out, "a new file: it exists already")
     with needs_tables():
@@ -33,4 +43,8 @@ def command(
         made, notes = predict_table(Path(folder).expanduser(), table, target)
     warn(notes)
     line = f"{len(made):,} predictions written to {target}: {', '.join(map(str, made.columns))}"
-    print_result({"file": str(target), "rows": len(made), "columns": list(made.columns)}, [line], as_json)
+    print_result(
+        {"file": str(target), "rows": len(made), "columns": list(made.columns)},
+        [line],
+        as_json,
+    )

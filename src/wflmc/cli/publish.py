@@ -11,11 +11,27 @@ ACCEPT = "Publish what depends on inputs that ε does not cover; list them."
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run (--out of `wflmc run`).")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="Folder of a finished run (--out of `wflmc run`)."
+        ),
+    ],
     out: Annotated[str, option("FILE", "New NetCDF file (.nc).")],
-    what: Annotated[str, option("KIND", "draws; predictions (for --features); moments; noise-aware.")] = "draws",
-    features: Annotated[str | None, option("FILE", "Public rows to predict (.npy, .npz), or public moments.")] = None,
-    chains: Annotated[int, option("N", "Only 1: N chains of the same devices cost N times the privacy loss.")] = 1,
+    what: Annotated[
+        str,
+        option("KIND", "draws; predictions (for --features); moments; noise-aware."),
+    ] = "draws",
+    features: Annotated[
+        str | None,
+        option("FILE", "Public rows to predict (.npy, .npz), or public moments."),
+    ] = None,
+    chains: Annotated[
+        int,
+        option(
+            "N", "Only 1: N chains of the same devices cost N times the privacy loss."
+        ),
+    ] = 1,
     accept: Annotated[bool, flag("--accept-not-covered", ACCEPT)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -30,5 +46,16 @@ def command(
 
     given = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
-    statement = publish_run(Path(run).expanduser(), target, what=what, chains=chains, features=given, accept=accept)
-    print_result({"file": str(target), **statement}, [*statement_lines(statement), f"Written to {target}"], as_json)
+    statement = publish_run(
+        Path(run).expanduser(),
+        target,
+        what=what,
+        chains=chains,
+        features=given,
+        accept=accept,
+    )
+    print_result(
+        {"file": str(target), **statement},
+        [*statement_lines(statement), f"Written to {target}"],
+        as_json,
+    )

@@ -17,7 +17,9 @@ RUN_FILES = ("summary.json", "plan.json", "trace.nc", ".checkpoint/plan.json")
 
 
 def command(
-    folder: Annotated[str | None, typer.Argument(metavar="[FOLDER]", help=FOLDER)] = None,
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help=FOLDER)
+    ] = None,
     explore: Annotated[bool, flag("--explore", EXPLORE)] = False,
     out: Annotated[str | None, option("FILE.html", OUT)] = None,
     as_json: AsJson = False,
@@ -31,21 +33,40 @@ def command(
         raise InputError("FOLDER", None, f"{WANTED}, unless there is --explore")
     if source is not None and not source.is_dir():
         raise InputError("FOLDER", folder, WANTED)
-    usual = Path("explorer.html") if explore or source is None else source / "report.html"
+    usual = (
+        Path("explorer.html") if explore or source is None else source / "report.html"
+    )
     target = usual if out is None else Path(out).expanduser()
     _check_target(target)
-    write_text(target, render_explorer(source) if explore or source is None else render_folder(source))
-    print_result({"file": str(target)}, [f"Written to {target}: open it in a browser."], as_json)
+    write_text(
+        target,
+        render_explorer(source) if explore or source is None else render_folder(source),
+    )
+    print_result(
+        {"file": str(target)}, [f"Written to {target}: open it in a browser."], as_json
+    )
 
 
 def _check_target(target: Path) -> None:
     """Refuse to replace anything but a page."""
-    if not target.parent.is_dir() or target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
-        raise InputError("--out", str(target), "a file name that ends in .html, in a folder that exists")
+    if (
+        not target.parent.is_dir()
+        or target.is_dir()
+        or target.suffix.lower() not in (".html", ".htm")
+    ):
+        raise InputError(
+            "--out",
+            str(target),
+            "a file name that ends in .html, in a folder that exists",
+        )
     if target.exists():
         begin = target.read_bytes()[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
         if begin and not begin.startswith((b"<!doctype html", b"<html")):
-            raise InputError("--out", str(target), "a new file, or a page to replace; this one holds something else")
+            raise InputError(
+                "--out",
+                str(target),
+                "a new file, or a page to replace; this one holds something else",
+            )
 
 
 def render_folder(folder: Path) -> str:
@@ -60,7 +81,9 @@ def render_folder(folder: Path) -> str:
     if study_page.is_study(folder):
         return study_page.render_study(folder)
     if (folder / "fit.json").exists():
-        return fit_page.render_fit(read_document(folder / "fit.json", FitFile, "FOLDER"), folder.resolve().name)
+        return fit_page.render_fit(
+            read_document(folder / "fit.json", FitFile, "FOLDER"), folder.resolve().name
+        )
     raise InputError("folder", str(folder), f"{WANTED}, and finished")
 
 
@@ -71,4 +94,6 @@ def render_explorer(folder: Path | None) -> str:
 
     if folder is None:
         return explorer.explorer_page(explorer.paper_study())
-    return explorer.explorer_page(explorer.constants_of(read_document(folder / "plan.json", PlanFile, "FOLDER")))
+    return explorer.explorer_page(
+        explorer.constants_of(read_document(folder / "plan.json", PlanFile, "FOLDER"))
+    )

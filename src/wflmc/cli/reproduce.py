@@ -30,7 +30,9 @@ STOP_SE = "Stop a point of fig8 or heterogeneity once every scheme's ECE has a s
 
 def command(
     figures: Annotated[list[str] | None, typer.Argument(help=FIGURES)] = None,
-    out: Annotated[str, option("DIR", "Folder for tables and pictures.")] = "out/reproduce",
+    out: Annotated[
+        str, option("DIR", "Folder for tables and pictures.")
+    ] = "out/reproduce",
     data: Annotated[list[str] | None, option("PATH", DATA)] = None,
     experiments: Annotated[int | None, option("N", EXPERIMENTS)] = None,
     stop_se: Annotated[float | None, option("SHARE", STOP_SE)] = None,
@@ -55,12 +57,18 @@ def command(
     with output_folder(out) as folder:
         wanted = _wanted(figures or ["all"])
         if stop_se is not None and not 0 < stop_se < 1:
-            raise InputError("--stop-se", stop_se, "between 0 and 1, a share of the value")
+            raise InputError(
+                "--stop-se", stop_se, "between 0 and 1, a share of the value"
+            )
         if experiments is not None and experiments < 1:
             raise InputError("--experiments", experiments, "at least 1")
         with renamed_keys({"data": "--data"}):
-            found_data = read_data([Path(path).expanduser() for path in data or []], wanted, note)
-        work = Reproduction(*found_data, experiments, stop_se, shared.parse_bytes(memory))
+            found_data = read_data(
+                [Path(path).expanduser() for path in data or []], wanted, note
+            )
+        work = Reproduction(
+            *found_data, experiments, stop_se, shared.parse_bytes(memory)
+        )
         finished = shared.points_folder(cache)
         pictures: list[Path] = []
         tables: Tables = {}
@@ -71,19 +79,42 @@ def command(
                 for study in parts:
                     with progress_bar(study.name, len(study.points)) as advance:
                         found |= run_study(study, finished, advance, note, compute)
-                pictures += study_page.write_study(folder, figure.removesuffix("-posterior"), found, about)
+                pictures += study_page.write_study(
+                    folder, figure.removesuffix("-posterior"), found, about
+                )
                 tables |= found
-        claims = [c._replace(data="MNIST" if c.figure == "fig8" else work.source) for c in work.claims(tables)]
-        sources = [name for name, used in ((work.source, work.gaussian), ("MNIST", work.features)) if used is not None]
+        claims = [
+            c._replace(data="MNIST" if c.figure == "fig8" else work.source)
+            for c in work.claims(tables)
+        ]
+        sources = [
+            name
+            for name, used in ((work.source, work.gaussian), ("MNIST", work.features))
+            if used is not None
+        ]
         new = [claim._asdict() for claim in claims]
         _write_claims(folder / "claims.json", new, ", ".join(sources))
     if as_json:
-        files = [*pictures, *(folder / f"{table}.csv" for table in tables), folder / "claims.json"]
-        shared.print_json({"figures": wanted, "files": [str(path) for path in files], "claims": new})
+        files = [
+            *pictures,
+            *(folder / f"{table}.csv" for table in tables),
+            folder / "claims.json",
+        ]
+        shared.print_json(
+            {"figures": wanted, "files": [str(path) for path in files], "claims": new}
+        )
         return
     if claims:
         shared.show(text.claims_table(claims))
-    print("\n".join(["Pictures:", *(f"  {path}" for path in pictures), f"Claims: {Path(out) / 'claims.json'}"]))
+    print(
+        "\n".join(
+            [
+                "Pictures:",
+                *(f"  {path}" for path in pictures),
+                f"Claims: {Path(out) / 'claims.json'}",
+            ]
+        )
+    )
 
 
 def _wanted(names: Sequence[str]) -> list[str]:
@@ -94,7 +125,13 @@ def _wanted(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise unknown("figure", name, known)
-    return list(dict.fromkeys(figure for name in names for figure in (PAPER_FIGURES if name == "all" else (name,))))
+    return list(
+        dict.fromkeys(
+            figure
+            for name in names
+            for figure in (PAPER_FIGURES if name == "all" else (name,))
+        )
+    )
 
 
 def _write_claims(path: Path, claims: "list[JsonObject]", sources: str) -> None:
@@ -102,7 +139,9 @@ def _write_claims(path: Path, claims: "list[JsonObject]", sources: str) -> None:
     from wflmc.scenario import to_json
 
     try:
-        written: list[JsonObject] = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        written: list[JsonObject] = json.loads(path.read_text(encoding="utf-8"))[
+            "claims"
+        ]
         figures = [claim["figure"] for claim in claims]
         others = [claim for claim in written if claim["figure"] not in figures]
     except (OSError, ValueError, KeyError, TypeError):

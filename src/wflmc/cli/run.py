@@ -17,17 +17,37 @@ REPLICAS = "Chains are replicas for evaluation: ε is that of one chain, and pub
 
 
 def command(
-    scenario: Annotated[str | None, typer.Argument(help="Scenario file (TOML), or model (Python).")] = None,
-    plan: Annotated[str | None, option("PATH", "Run this plan: plan.npz, plan.json, or their folder.")] = None,
+    scenario: Annotated[
+        str | None, typer.Argument(help="Scenario file (TOML), or model (Python).")
+    ] = None,
+    plan: Annotated[
+        str | None,
+        option("PATH", "Run this plan: plan.npz, plan.json, or their folder."),
+    ] = None,
     out: Annotated[
-        str | None, option("DIR", "Folder for trace.nc, plan.npz, plan.json, summary.json, scenario.toml.")
+        str | None,
+        option(
+            "DIR",
+            "Folder for trace.nc, plan.npz, plan.json, summary.json, scenario.toml.",
+        ),
     ] = None,
     overrides: shared.Overrides = None,
     memory: shared.Memory = None,
-    ledger: Annotated[str | None, option("FILE", "Spend from this ledger; DIR/ledger.jsonl by default.")] = None,
-    resume: Annotated[str | None, option("DIR", "Go on with this folder's run, stopped or (--more) finished.")] = None,
-    more: Annotated[int | None, option("N", "With --resume: N more rounds from what is left to spend.")] = None,
-    keep_burn_in: Annotated[bool, flag("--keep-burn-in", "Also write burn-in's samples (warmup_posterior).")] = False,
+    ledger: Annotated[
+        str | None,
+        option("FILE", "Spend from this ledger; DIR/ledger.jsonl by default."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        option("DIR", "Go on with this folder's run, stopped or (--more) finished."),
+    ] = None,
+    more: Annotated[
+        int | None,
+        option("N", "With --resume: N more rounds from what is left to spend."),
+    ] = None,
+    keep_burn_in: Annotated[
+        bool, flag("--keep-burn-in", "Also write burn-in's samples (warmup_posterior).")
+    ] = False,
     as_json: shared.AsJson = False,
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
@@ -46,11 +66,17 @@ def command(
 
     shared.cache_compilations()
     limit = shared.parse_bytes(memory)
-    request = RunRequest(scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in)
+    request = RunRequest(
+        scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in
+    )
     name, key = (out, "--out") if resume is None else (resume, "--resume")
-    writing: AbstractContextManager[Path | None] = nullcontext() if name is None else output_folder(name, key)
+    writing: AbstractContextManager[Path | None] = (
+        nullcontext() if name is None else output_folder(name, key)
+    )
     with writing as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
-        settled, summary, evaluation, files = run_scenario(request, folder, progress_bar, shared.note)
+        settled, summary, evaluation, files = run_scenario(
+            request, folder, progress_bar, shared.note
+        )
         files += run_figures.draw_scores(evaluation, settled, folder)
     warnings = summary["warnings"]
     if not as_json:  # that the run is simulated then stands below its results
@@ -59,6 +85,8 @@ def command(
     shared.warn(warnings)
     lines = [str(evaluation), SIMULATED.text, REPLICAS]
     if files:
-        written = f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
+        written = (
+            f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
+        )
         lines = [summary["owner_only"], *lines, written]
     shared.print_result(summary, lines, as_json)

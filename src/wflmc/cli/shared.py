@@ -18,7 +18,9 @@ from wflmc.support.storage import writable_folder
 
 def option(metavar: str | None, text: str, *names: str) -> OptionInfo:
     """Return an option for a command's signature; without names it is called like its parameter."""
-    return typer.Option(*names, metavar=metavar, help=text, show_envvar=False)  # there is none for typer to name
+    return typer.Option(
+        *names, metavar=metavar, help=text, show_envvar=False
+    )  # there is none for typer to name
 
 
 def flag(name: str, text: str) -> OptionInfo:
@@ -27,12 +29,25 @@ def flag(name: str, text: str) -> OptionInfo:
 
 
 ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."
-ScenarioPath = Annotated[str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")]
-Overrides = Annotated[list[str] | None, option("SECTION.KEY=VALUE", "Override a key; may repeat.", "--set")]
-Memory = Annotated[str | None, option("SIZE", "Limit for chains and gradients, such as 4GiB; 2GiB by default.")]
+ScenarioPath = Annotated[
+    str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    option("SECTION.KEY=VALUE", "Override a key; may repeat.", "--set"),
+]
+Memory = Annotated[
+    str | None,
+    option("SIZE", "Limit for chains and gradients, such as 4GiB; 2GiB by default."),
+]
 EngineName = Annotated[str, option("ENGINE", ENGINES)]
-Workers = Annotated[int | None, option("N", "With --engine dask: number of workers; one per core by default.")]
-Cache = Annotated[str | None, option("DIR", "Folder for finished points; the user's by default.")]
+Workers = Annotated[
+    int | None,
+    option("N", "With --engine dask: number of workers; one per core by default."),
+]
+Cache = Annotated[
+    str | None, option("DIR", "Folder for finished points; the user's by default.")
+]
 AsJson = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 
 
@@ -40,10 +55,14 @@ def parse_bytes(text: str | None) -> float | None:
     """Return the bytes of --memory, a size such as 4GiB, 500MB or 1e9; None where it was not given."""
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    found = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?", text.strip().lower()
+    )
     if found is None or not float(found[1]) > 0:
         raise InputError("--memory", text, "a size above 0 such as 4GiB or 500MB")
-    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** ("kmgt".index(found[2]) + 1 if found[2] else 0)
+    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** (
+        "kmgt".index(found[2]) + 1 if found[2] else 0
+    )
 
 
 @contextmanager
@@ -54,7 +73,9 @@ def needs_tables() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("sklearn", "pandas", "pyarrow"):
             raise
-        raise InputError("TABLE", f"no {error.name}", "used with it: pip install 'wflmc[tables]'") from None
+        raise InputError(
+            "TABLE", f"no {error.name}", "used with it: pip install 'wflmc[tables]'"
+        ) from None
 
 
 def points_folder(option: str | None) -> Path:
@@ -110,6 +131,8 @@ def cache_compilations() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         update = jax.config.update
         update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
-        warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")  # a full disk, say
+        warnings.filterwarnings(
+            "ignore", "Error (reading|writing) persistent compilation cache"
+        )  # a full disk, say
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]

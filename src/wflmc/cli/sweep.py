@@ -20,7 +20,9 @@ def command(
     scenario: shared.ScenarioPath,
     grids: Annotated[list[str] | None, option("KEY=VALUES", GRID, "--grid")] = None,
     overrides: shared.Overrides = None,
-    plan_only: Annotated[bool, flag("--plan-only", "Plan every point and run no chains.")] = False,
+    plan_only: Annotated[
+        bool, flag("--plan-only", "Plan every point and run no chains.")
+    ] = False,
     engine: shared.EngineName = "local",
     workers: shared.Workers = None,
     out: Annotated[str, option("DIR", "Folder for sweep.csv.")] = "out/sweep",
@@ -47,8 +49,13 @@ def command(
     if not grids or not all("." in text.partition("=")[0] for text in grids):
         raise InputError("--grid", grids, FORMS)
     axes = [parse_grid(text) for text in grids]
-    where = [{axis.key: value for axis, value in zip(axes, values, strict=True)} for values in points(axes)]
-    tasks = _tasks(scenario, overrides or [], where, plan_only, shared.parse_bytes(memory))
+    where = [
+        {axis.key: value for axis, value in zip(axes, values, strict=True)}
+        for values in points(axes)
+    ]
+    tasks = _tasks(
+        scenario, overrides or [], where, plan_only, shared.parse_bytes(memory)
+    )
     names = point.columns(plan_only)
     rows: dict[int, list[Any]] = {}
     failures: dict[int, dict[str, Any]] = {}
@@ -57,25 +64,55 @@ def command(
         finished = shared.points_folder(cache)
         keys = [key_of({"sweep": task.identity}) for task in tasks]
         with progress_bar("points", len(tasks)) as advance:
-            for index, result, was_cached in run_tasks(point.measure, tasks, keys, finished, advance, note, compute):
+            for index, result, was_cached in run_tasks(
+                point.measure, tasks, keys, finished, advance, note, compute
+            ):
                 if isinstance(result, Failure):
                     failures[index] = {"point": where[index], **result._asdict()}
                 else:
-                    rows[index] = [*map(unquoted, where[index].values()), *(result[name] for name in names)]
+                    rows[index] = [
+                        *map(unquoted, where[index].values()),
+                        *(result[name] for name in names),
+                    ]
                     cached += was_cached
-        write_csv(folder / "sweep.csv", [*where[0], *names], [row for _, row in sorted(rows.items())])
-        _write_failures(folder / "failed.json", [failure for _, failure in sorted(failures.items())])
-    promised = not plan_only and any(task.scenario.privacy.epsilon is not None for task in tasks)
+        write_csv(
+            folder / "sweep.csv",
+            [*where[0], *names],
+            [row for _, row in sorted(rows.items())],
+        )
+        _write_failures(
+            folder / "failed.json", [failure for _, failure in sorted(failures.items())]
+        )
+    promised = not plan_only and any(
+        task.scenario.privacy.epsilon is not None for task in tasks
+    )
     uncovered, file = [SELECTED] * promised, str(folder / "sweep.csv")
-    counts = {"points": len(tasks), "done": len(rows), "cached": cached, "failed": len(failures)}
-    lines = [f"{len(rows)} of {len(tasks)} points ({cached} from the cache)", f"Written to {file}", *uncovered]
-    shared.print_result({"file": file, **counts, "not_covered": uncovered}, lines, as_json)
+    counts = {
+        "points": len(tasks),
+        "done": len(rows),
+        "cached": cached,
+        "failed": len(failures),
+    }
+    lines = [
+        f"{len(rows)} of {len(tasks)} points ({cached} from the cache)",
+        f"Written to {file}",
+        *uncovered,
+    ]
+    shared.print_result(
+        {"file": file, **counts, "not_covered": uncovered}, lines, as_json
+    )
     if failures:
         note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
         raise typer.Exit(1)
 
 
-def _tasks(path: str, overrides: list[str], where: list[Values], plan_only: bool, memory: float | None) -> list[Any]:
+def _tasks(
+    path: str,
+    overrides: list[str],
+    where: list[Values],
+    plan_only: bool,
+    memory: float | None,
+) -> list[Any]:
     """Return the `PointTask` of every point, validated before anything is computed."""
     from wflmc.runs.point import PointTask
     from wflmc.scenario import build_privacy, file_digests, load_scenario
@@ -91,7 +128,11 @@ def _tasks(path: str, overrides: list[str], where: list[Values], plan_only: bool
             scenario = load_scenario(path, [*overrides, *given])
             build_privacy(scenario)
             if scenario.sampler.seed == "secret" and not plan_only:
-                raise InputError("sampler.seed", "secret", "a number in a sweep, whose points can be repeated")
+                raise InputError(
+                    "sampler.seed",
+                    "secret",
+                    "a number in a sweep, whose points can be repeated",
+                )
             names = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
             if names not in known:  # large files are read once
                 known[names] = file_digests(scenario)
@@ -108,6 +149,8 @@ def _write_failures(path: Path, failures: list[dict[str, Any]]) -> None:
         return
     write_text(path, to_json({"failed": failures}))
     for reason in dict.fromkeys(failure["reason"] for failure in failures):
-        first, *others = (failure["point"] for failure in failures if failure["reason"] == reason)
+        first, *others = (
+            failure["point"] for failure in failures if failure["reason"] == reason
+        )
         at = " ".join(f"{key}={value}" for key, value in first.items())
         note(f"failed at {at}{f' and {len(others)} more' if others else ''}: {reason}")

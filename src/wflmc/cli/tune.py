@@ -34,11 +34,28 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
     gains = {name: one.scores for name, one in worth(facts, found[0].settings).items()}
     cost = FREE
     if request.private:
-        cost = PAID.format(selection.loss_of_repeat(facts.promise, facts.spent), float(facts.promise.budget(1)[0]))
-    kind = {name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency")}
+        cost = PAID.format(
+            selection.loss_of_repeat(facts.promise, facts.spent),
+            float(facts.promise.budget(1)[0]),
+        )
+    kind = {
+        name: getattr(request, name)
+        for name in ("epsilon", "delta", "unit", "adjacency")
+    }
     if as_json:
-        public = {name: getattr(facts, name) for name in ("rows", "features", "classes", "devices")}
-        shared.print_json({"facts": public, "privacy": kind, "candidates": rows, "worth": gains, "cost": cost})
+        public = {
+            name: getattr(facts, name)
+            for name in ("rows", "features", "classes", "devices")
+        }
+        shared.print_json(
+            {
+                "facts": public,
+                "privacy": kind,
+                "candidates": rows,
+                "worth": gains,
+                "cost": cost,
+            }
+        )
         return
     whitened = next((row for row in rows if row["whiten"]), None)
     also = [] if whitened is None or whitened in rows[:12] else [whitened]
@@ -46,4 +63,9 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
     shared.show(numbers_table(title, rows[:12] + also))
     better = [{"": name, **one} for name, one in gains.items()]
     shared.show(numbers_table("What more of something would reach there", better))
-    print("(ε, δ) = ({epsilon:g}, {delta:g}), unit = {unit}, adjacency = {adjacency}. ".format(**kind) + cost)
+    print(
+        "(ε, δ) = ({epsilon:g}, {delta:g}), unit = {unit}, adjacency = {adjacency}. ".format(
+            **kind
+        )
+        + cost
+    )

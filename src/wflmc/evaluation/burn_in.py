@@ -62,7 +62,11 @@ def _block(
 
 
 def choose_burn_in(
-    key: jax.Array, posterior: Posterior, step_size: float, limit: int, dynamics: Dynamics = OVERDAMPED
+    key: jax.Array,
+    posterior: Posterior,
+    step_size: float,
+    limit: int,
+    dynamics: Dynamics = OVERDAMPED,
 ) -> int:
     """Return the smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
 
@@ -92,9 +96,19 @@ def choose_burn_in(
     now = jax.device_put(kernel_rounds(ideal)[0])
     posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
     key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
-    theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(jax.random.split(named(key, "init"), GROUPS))
-    begin = initial_states(key, posterior, ideal, jnp.arange(GROUPS), State(theta, jnp.zeros((), jnp.int32)))
-    state: State = jax.tree.map(lambda each: jnp.repeat(each, MEMBERS, axis=0) if each.ndim else each, begin)
+    theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(
+        jax.random.split(named(key, "init"), GROUPS)
+    )
+    begin = initial_states(
+        key,
+        posterior,
+        ideal,
+        jnp.arange(GROUPS),
+        State(theta, jnp.zeros((), jnp.int32)),
+    )
+    state: State = jax.tree.map(
+        lambda each: jnp.repeat(each, MEMBERS, axis=0) if each.ndim else each, begin
+    )
     keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
     rhat = np.zeros(0)
     while rhat.size < limit:
@@ -102,7 +116,9 @@ def choose_burn_in(
         rhat = np.concatenate([rhat, np.asarray(more)])[:limit]
         remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
         settled = int(remembers[-1]) + 1 if remembers.size else 0
-        if 2 * settled + BLOCK // 2 <= rhat.size or (rhat.size == limit and 2 * settled <= limit):
+        if 2 * settled + BLOCK // 2 <= rhat.size or (
+            rhat.size == limit and 2 * settled <= limit
+        ):
             return settled
     allowed = f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
     raise InputError("max_burn_in", limit, allowed, section="sampler")

@@ -120,7 +120,9 @@ class ExampleClipping:
         first = index.min() + STENCIL[0]
         last = index.max() + STENCIL[-1]
         points = index + STENCIL[:, None]
-        if not last - first < points.size:  # a table would take longer, or these are nan
+        if (
+            not last - first < points.size
+        ):  # a table would take longer, or these are nan
             flat = np.exp(LOG_SPACING * points.ravel())
             return self._changes_left(flat).reshape(points.shape)
         self._extend(int(first), int(last))

@@ -57,19 +57,33 @@ def model_of(plan: Plan, posterior: Posterior | None) -> ForecastModel:
     if posterior is not None and posterior.devices * posterior.dim <= MOST:
         with suppress(InputError):  # a cost in which no mode was found
             cost = posterior.quadratic(plan.init)
-            return ForecastModel(cost, posterior.sizes / posterior.sizes.sum(), posterior.example_norms(cost.mode))
+            return ForecastModel(
+                cost,
+                posterior.sizes / posterior.sizes.sum(),
+                posterior.example_norms(cost.mode),
+            )
     dim, devices = min(plan.dim, 64), plan.devices
     precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
-    begun = plan.initial_w2_sq if np.isfinite(plan.initial_w2_sq) else 0.0  # of a start that nobody knows
+    begun = (
+        plan.initial_w2_sq if np.isfinite(plan.initial_w2_sq) else 0.0
+    )  # of a start that nobody knows
     apart = np.full(dim, (max(begun, 0.0) / plan.dim) ** 0.5)
     # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
     signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
     pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
-    return ForecastModel(Quadratic(precision, apart, 1 / precision, pull, apart), np.full(devices, 1 / devices))
+    return ForecastModel(
+        Quadratic(precision, apart, 1 / precision, pull, apart),
+        np.full(devices, 1 / devices),
+    )
 
 
 def forecast(
-    plan: Plan, model: ForecastModel, *, clipping: bool = True, excess: bool = True, start: bool = True
+    plan: Plan,
+    model: ForecastModel,
+    *,
+    clipping: bool = True,
+    excess: bool = True,
+    start: bool = True,
 ) -> ChainForecast:
     """Forecast the kept rounds of a plan.
 
@@ -79,16 +93,22 @@ def forecast(
     """
     rounds = _rounds(plan, model, clipping=clipping, excess=excess, start=start)
     summary = _Summary(rounds, plan.burn_in)
-    with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # a chain that diverges ends in inf, and is reported as such
         for window in rounds.windows():
             summary.add(window)
     return summary.forecast(average=plan.certificate.objective_name == "average")
 
 
-def _rounds(plan: Plan, model: ForecastModel, *, clipping: bool, excess: bool, start: bool) -> ClippedRounds:
+def _rounds(
+    plan: Plan, model: ForecastModel, *, clipping: bool, excess: bool, start: bool
+) -> ClippedRounds:
     """Return the rounds of a plan; arguments as of `forecast`."""
     cost = model.cost
-    groups = DirectionGroups.of(cost.precision, cost.start if start else 1 / cost.precision)
+    groups = DirectionGroups.of(
+        cost.precision, cost.start if start else 1 / cost.precision
+    )
     has_velocity = plan.dynamics.has_velocity
     mean = np.zeros((cost.precision.size, 1 + has_velocity))
     if start:
@@ -181,12 +201,16 @@ class _Summary:
 
     def forecast(self, *, average: bool) -> ChainForecast:
         """Return the forecast: the average of the kept rounds, or the worst of them."""
-        kept = np.nan_to_num(np.concatenate(self.kept, axis=1), nan=np.inf, posinf=np.inf)
+        kept = np.nan_to_num(
+            np.concatenate(self.kept, axis=1), nan=np.inf, posinf=np.inf
+        )
         w2_sq, alike, clipped, left = kept
         precision = self.rounds.precision
         variance = float((1 / precision).sum())
         summary = np.mean if average else np.max
-        sum_variance = float(np.nan_to_num(self.sum_variance, nan=np.inf, posinf=np.inf))
+        sum_variance = float(
+            np.nan_to_num(self.sum_variance, nan=np.inf, posinf=np.inf)
+        )
         return ChainForecast(
             w2_sq=float(summary(w2_sq)) / variance,
             alike=float(summary(alike)) / precision.size,

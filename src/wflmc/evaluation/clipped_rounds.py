@@ -132,7 +132,9 @@ class Feedback:
         self.matrix = rows
         self.recursion = BlockRecursion([1], enters[0].size, len(enters))
 
-    def extrapolate(self, moments: GradientMoments, other: GradientMoments) -> GradientMoments:
+    def extrapolate(
+        self, moments: GradientMoments, other: GradientMoments
+    ) -> GradientMoments:
         """Return moments with q corrected by Newton's method.
 
         Args:
@@ -228,7 +230,9 @@ class ClippedRounds:
         Returns:
             The entries, by row and column, [g, W] each.
         """
-        return self.matrices_at(np.multiply.outer(self.groups.precision, curvature), rounds)
+        return self.matrices_at(
+            np.multiply.outer(self.groups.precision, curvature), rounds
+        )
 
     def matrices_at(self, curvature: Array, rounds: slice) -> Entries:
         """Return M for the curvature of directions in every round, [..., W]."""
@@ -263,15 +267,21 @@ class ClippedRounds:
     def _matrix_at(self, curvature: float) -> Array:
         """Return M for one curvature, [n, n, S]."""
         hessian = np.full((self.step_size.size, 1, 1), curvature)
-        matrix, _, _ = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
+        matrix, _, _ = self.dynamics.linear_round(
+            self.step_size, hessian, hessian[..., 0]
+        )
         return np.ascontiguousarray(np.moveaxis(matrix, 0, -1))
 
     @cached_property
     def enters(self) -> Array:
         """How the update enters the state, [n, S]."""
         hessian = np.ones((self.step_size.size, 1, 1))
-        _, _, enters = self.dynamics.linear_round(self.step_size, hessian, hessian[..., 0])
-        by_round = np.broadcast_to(enters[..., 0], (self.step_size.size, enters.shape[-2]))
+        _, _, enters = self.dynamics.linear_round(
+            self.step_size, hessian, hessian[..., 0]
+        )
+        by_round = np.broadcast_to(
+            enters[..., 0], (self.step_size.size, enters.shape[-2])
+        )
         return np.ascontiguousarray(by_round.T)
 
     @cached_property
@@ -356,7 +366,9 @@ class _Sweeps:
         self.weight = chain.weight_of_device[:, rounds]
         self.kick = chain.kick[rounds]
         self.enters = chain.enters[:, rounds]
-        self.noise = [chain.noise[rounds] * enters[rounds] for enters in chain.noise_enters]
+        self.noise = [
+            chain.noise[rounds] * enters[rounds] for enters in chain.noise_enters
+        ]
         shape = (chain.clip.size, self.length)
         # What follows is overwritten by every sweep.
         self.norm_sq = np.ones(shape)
@@ -501,7 +513,9 @@ class _Sweeps:
         # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖².
         slope = self.weight_left / self.norm_sq
         slope *= self.is_cut
-        curvature_slope = _weighted_sum(-0.5 * chain.data_share**3, slope) * self.changes_left
+        curvature_slope = (
+            _weighted_sum(-0.5 * chain.data_share**3, slope) * self.changes_left
+        )
         variance = moments.example_variance
         if chain.examples is not None and variance is not None:
             # The variance of examples' gradients is taken to change as q does.
@@ -530,7 +544,9 @@ class _Sweeps:
             product = law.mean[..., row] * law.mean[..., column]
             of_mean = _weighted_sum(chain.precision**2, product)
             covariance = law.covariance[..., index]
-            spread.append(of_mean + _weighted_sum(chain.covariance_weights[0], covariance))
+            spread.append(
+                of_mean + _weighted_sum(chain.covariance_weights[0], covariance)
+            )
         return spread
 
 
@@ -563,7 +579,9 @@ def _of_covariance(matrix: Entries) -> Entries:
     ]
 
 
-def _mixed_products(left: Entries, moments: Sequence[Array], right: Entries) -> Sequence[Array]:
+def _mixed_products(
+    left: Entries, moments: Sequence[Array], right: Entries
+) -> Sequence[Array]:
     """Return the upper triangle of A Q Bᵀ + B Q Aᵀ.
 
     Args:
@@ -578,6 +596,8 @@ def _mixed_products(left: Entries, moments: Sequence[Array], right: Entries) -> 
         for i in range(size):
             for j in range(size):
                 entry = moments[i + j]
-                total += (left[row][i] * right[column][j] + right[row][i] * left[column][j]) * entry
+                total += (
+                    left[row][i] * right[column][j] + right[row][i] * left[column][j]
+                ) * entry
         products.append(total)
     return products

@@ -74,16 +74,22 @@ class Moments(NamedTuple):
         if self.coordinates is not None:
             rows = np.asarray(self.coordinates.linear(phi))
             theta = np.asarray(self.coordinates.linear(rows.swapaxes(1, 2)))
-        return (theta + theta.swapaxes(1, 2)) / 2  # rounding leaves the two halves unequal
+        return (
+            theta + theta.swapaxes(1, 2)
+        ) / 2  # rounding leaves the two halves unequal
 
 
 def central_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, Array]:
     """Return the central interval of every chain's draws[chain, draw, m], each end [chain, m]."""
-    lower, upper = np.quantile(np.asarray(draws, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1)
+    lower, upper = np.quantile(
+        np.asarray(draws, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1
+    )
     return lower, upper
 
 
-def exchangeable_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, Array]:
+def exchangeable_interval(
+    draws: NDArray[np.floating], level: float
+) -> tuple[Array, Array]:
     """Return central intervals that hold one more draw of the same law with probability `level`.
 
     Of n draws, the j-th and the k-th smallest hold one more with probability (k − j)/(n + 1), whatever the law. The
@@ -102,9 +108,13 @@ def exchangeable_interval(draws: NDArray[np.floating], level: float) -> tuple[Ar
     count = draws.shape[1]
     fewest = int(np.ceil((1 + level) / (1 - level) - 1e-9))
     if count < fewest:
-        raise InputError("draws", count, f"at least {fewest}, for intervals of level {level:g}")
+        raise InputError(
+            "draws", count, f"at least {fewest}, for intervals of level {level:g}"
+        )
     ends = [(1 - level) / 2, (1 + level) / 2]
-    lower, upper = np.quantile(np.asarray(draws, dtype=float), ends, axis=1, method="weibull")
+    lower, upper = np.quantile(
+        np.asarray(draws, dtype=float), ends, axis=1, method="weibull"
+    )
     return lower, upper
 
 
@@ -188,18 +198,32 @@ class NoiseAware(Shown):
             InputError: for a level out of range, or too few draws for it.
         """
         _check_level(level)
-        return {name: exchangeable_interval(draws, level) for name, draws in self.sites.items()}
+        return {
+            name: exchangeable_interval(draws, level)
+            for name, draws in self.sites.items()
+        }
 
     def to_arviz(self) -> Any:
         """Return the draws for ArviZ, by site as `trace.to_arviz(posterior)` has them.
 
         The method and what epsilon does not cover are attributes.
         """
-        return in_arviz(self.named_draws, {"method": self.method, "not_covered": " ".join(self.not_covered)})
+        return in_arviz(
+            self.named_draws,
+            {"method": self.method, "not_covered": " ".join(self.not_covered)},
+        )
 
     def _facts(self) -> ShownValues:
-        sizes = dict(zip(("chains", "draws", "parameters"), self.draws.shape, strict=True))
-        return {**sizes, "method": self.method, "noise": self.noise, "bias": self.bias, "used": self.used.mean()}
+        sizes = dict(
+            zip(("chains", "draws", "parameters"), self.draws.shape, strict=True)
+        )
+        return {
+            **sizes,
+            "method": self.method,
+            "noise": self.noise,
+            "bias": self.bias,
+            "used": self.used.mean(),
+        }
 
 
 @without_data
@@ -219,14 +243,18 @@ class _Reception(NamedTuple):
     share: Array
     """Of the examples that each device holds, [K]."""
 
-    def estimate(self, moments: Moments, used: NDArray[np.bool_]) -> tuple[Array, "_Estimate"]:
+    def estimate(
+        self, moments: Moments, used: NDArray[np.bool_]
+    ) -> tuple[Array, "_Estimate"]:
         """Return ω[chain, round] and what the used rounds say."""
         total = np.where(used, self.precision, 0.0)
         noise = 1 / np.maximum(total.sum(1), 1e-300)
         weight = total * noise[:, None]
         linear = self.position @ (moments.gram + moments.prior) - self.gradient
         off = (weight[:, None] @ self.weight)[:, 0] - 1
-        return weight, _Estimate(np.einsum("cs,csm->cm", weight, linear), noise, off**2 @ self.share)
+        return weight, _Estimate(
+            np.einsum("cs,csm->cm", weight, linear), noise, off**2 @ self.share
+        )
 
     def clipping(self, moments: Moments, mean: Array) -> tuple[Array, Array]:
         """Return the share of gradients that is expected to be clipped, and a bound on the bias of their sum.
@@ -239,18 +267,33 @@ class _Reception(NamedTuple):
         pulled, examples = away @ moments.gram, np.sum(moments.examples)
         spread = 1 + np.maximum((away * pulled).sum(-1), 0.0) / examples
         pull = pulled + away @ moments.prior
-        trace, square = np.trace(moments.gram, 0, -2, -1), (moments.gram**2).sum((-1, -2))
+        trace, square = (
+            np.trace(moments.gram, 0, -2, -1),
+            (moments.gram**2).sum((-1, -2)),
+        )
         trace, square = np.reshape(trace, (-1, 1)), np.reshape(square, (-1, 1))
-        size, along = (pull**2).sum(-1), np.maximum((pull * (pull @ moments.gram)).sum(-1), 0.0)
+        size, along = (
+            (pull**2).sum(-1),
+            np.maximum((pull * (pull @ moments.gram)).sum(-1), 0.0),
+        )
         clipped, bias = np.zeros_like(spread), np.zeros_like(spread)
-        kinds, counts = np.unique(np.stack([self.share, self.clip], 1), axis=0, return_counts=True)
+        kinds, counts = np.unique(
+            np.stack([self.share, self.clip], 1), axis=0, return_counts=True
+        )
         for (q, limit), count in zip(kinds, counts, strict=True):
             middle = q**2 * size + q * (spread * trace + size / examples)
-            error = np.sqrt(2 * (q * spread) ** 2 * square + 4 * q**3 * (spread * along + size**2 / examples))
+            error = np.sqrt(
+                2 * (q * spread) ** 2 * square
+                + 4 * q**3 * (spread * along + size**2 / examples)
+            )
             deviation = error / (2 * np.sqrt(middle))
             u = (limit - np.sqrt(middle)) / deviation
             clipped += count / self.share.size * ndtr((middle - limit**2) / error)
-            bias += count * deviation * (np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi) - u * ndtr(-u))
+            bias += (
+                count
+                * deviation
+                * (np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi) - u * ndtr(-u))
+            )
         return clipped, bias
 
 
@@ -266,7 +309,9 @@ class _Estimate(NamedTuple):
         """Return N(P⁻¹(G A⁻¹(b̂ − λ) + λ), P⁻¹) with P = Λ + G A⁻¹G and A = (1 + c) G + V I, one for each chain."""
         gram = moments.gram
         identity = np.eye(self.linear.shape[1])
-        spread = (1 + self.extra)[:, None, None] * gram + self.noise[:, None, None] * identity
+        spread = (1 + self.extra)[:, None, None] * gram + self.noise[
+            :, None, None
+        ] * identity
         pull = np.linalg.solve(spread, identity @ gram)
         covariance = np.linalg.inv(moments.prior + gram @ pull)
         of_data = pull.swapaxes(1, 2) @ (self.linear - moments.prior_linear)[..., None]
@@ -276,7 +321,12 @@ class _Estimate(NamedTuple):
 
 
 def noise_aware(
-    trace: Trace, moments: Moments | Posterior, *, draws: int = 1000, public: bool = False, seed: int = 0
+    trace: Trace,
+    moments: Moments | Posterior,
+    *,
+    draws: int = 1000,
+    public: bool = False,
+    seed: int = 0,
 ) -> NoiseAware:
     """Return the posterior given all that the server has received, and the noise under which it has received it.
 
@@ -296,13 +346,17 @@ def noise_aware(
         InputError: for a trace without a transcript, or a posterior that has no curvature in some direction.
     """
     if not isinstance(trace, Trace) or trace.transcript is None:
-        raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)")
+        raise InputError(
+            "trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)"
+        )
     posterior = None if isinstance(moments, Moments) else moments
     known = moments if isinstance(moments, Moments) else moments_of(moments, trace)
     generator = np.random.default_rng(seed)
 
     reception = _reception(trace.transcript, trace.plans, known)
-    used, clipped = _choose(reception, known, trace.transcript.start >= trace.plan.burn_in)
+    used, clipped = _choose(
+        reception, known, trace.transcript.start >= trace.plan.burn_in
+    )
     weight, estimate = reception.estimate(known, used)
     law = estimate.posterior(known)
     lost_length = (weight * reception.clipping(known, law.mean)[1]).sum(1)
@@ -340,7 +394,12 @@ def moments_of(posterior: Posterior, trace: Trace) -> Moments:
     if isinstance(posterior, GaussianPosterior):
         prior = np.asarray(posterior.prior_precision)
         gram = posterior.hessian.sum(0) - prior
-        return Moments(gram=gram, prior=prior, examples=posterior.sizes, coordinates=posterior.coordinates)
+        return Moments(
+            gram=gram,
+            prior=prior,
+            examples=posterior.sizes,
+            coordinates=posterior.coordinates,
+        )
     middle = posterior.coordinates_of(np.asarray(trace.theta, dtype=float).mean(1))
     prior, prior_linear = _prior_quadratic(posterior, middle)
     gram = _without_negative(_secants(posterior, trace.plan, middle) - prior)
@@ -361,7 +420,11 @@ def _check_curvature(hessian: Array) -> None:
     least = np.linalg.eigvalsh(hessian * scale[:, :, None] * scale[:, None])[:, 0]
     if not np.all(least > SMALLEST_CURVATURE):
         found = Found("has a direction without curvature at the mean of a chain")
-        raise InputError("posterior", found, "curved in all directions there: give its parameters proper priors")
+        raise InputError(
+            "posterior",
+            found,
+            "curved in all directions there: give its parameters proper priors",
+        )
 
 
 def _without_negative(matrices: Array) -> Array:
@@ -377,19 +440,25 @@ def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]
     the gradient there that of the prior.
     """
     if isinstance(posterior, CustomPosterior):
-        derivatives = _prior_derivatives(posterior.model, jnp.asarray(middle, jnp.float32))
+        derivatives = _prior_derivatives(
+            posterior.model, jnp.asarray(middle, jnp.float32)
+        )
         gradient, hessian = (np.asarray(part, dtype=float) for part in derivatives)
         precision = _without_negative((hessian + hessian.swapaxes(1, 2)) / 2)
         return precision, (precision @ middle[..., None])[..., 0] - gradient
     precision = np.eye(posterior.dim) / posterior.prior_power
     if isinstance(posterior, Regression):
         by_class = np.eye(max(1, posterior.classes))
-        precision = np.asarray(np.kron(by_class, posterior.prior_precision), dtype=float)
+        precision = np.asarray(
+            np.kron(by_class, posterior.prior_precision), dtype=float
+        )
     return precision, np.zeros(posterior.dim)
 
 
 @partial(jax.jit, static_argnums=0)
-def _prior_derivatives(model: TracedModel, middle: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _prior_derivatives(
+    model: TracedModel, middle: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Return the gradient[chain, m] and the Hessian[chain, m, m] of −log p(φ) at middle[chain, m]."""
     slope = jax.grad(model.prior_cost)
     return jax.lax.map(lambda phi: (slope(phi), jax.jacfwd(slope)(phi)), middle)
@@ -413,23 +482,35 @@ def _secants(posterior: Posterior, plan: Plan, middle: Array) -> Array:
 
 
 @jax.jit
-def _gradient_sums(posterior: Posterior, points: jax.Array, example_clip: Maybe) -> jax.Array:
+def _gradient_sums(
+    posterior: Posterior, points: jax.Array, example_clip: Maybe
+) -> jax.Array:
     """Return the sum of all devices' gradients at points[point, m], examples clipped and devices not, [point, m]."""
     weight = jnp.ones(posterior.devices)
     clip = jnp.full(posterior.devices, jnp.inf)
-    return jax.vmap(lambda phi: posterior.clipped_sum(phi, weight, clip, None, example_clip)[0])(points)
+    return jax.vmap(
+        lambda phi: posterior.clipped_sum(phi, weight, clip, None, example_clip)[0]
+    )(points)
 
 
-def _reception(told: Transcript, plans: tuple[Plan, ...], moments: Moments) -> _Reception:
+def _reception(
+    told: Transcript, plans: tuple[Plan, ...], moments: Moments
+) -> _Reception:
     parts = (told.position, told.gradient, 1 / told.noise)
-    position, gradient, precision = (np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts)
+    position, gradient, precision = (
+        np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts
+    )
     weight = np.stack([told.share(plan.weight_received) for plan in plans], dtype=float)
-    sizes = np.broadcast_to(np.asarray(moments.examples, dtype=float), (plans[0].devices,))
+    sizes = np.broadcast_to(
+        np.asarray(moments.examples, dtype=float), (plans[0].devices,)
+    )
     clip = np.minimum(plans[0].clips_at[0], 1e75)
     return _Reception(position, gradient, precision, weight, clip, sizes / sizes.sum())
 
 
-def _choose(reception: _Reception, moments: Moments, kept: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], Array]:
+def _choose(
+    reception: _Reception, moments: Moments, kept: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], Array]:
     """Return the rounds to use, beginning with the kept ones, and the share of gradients expected to be clipped.
 
     A round is used if few gradients are expected to be clipped at its position, given what the used rounds say; the
@@ -455,11 +536,18 @@ def _choose(reception: _Reception, moments: Moments, kept: NDArray[np.bool_]) ->
 def _drawn(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
     """Return draws[chain, draw, m] of a law."""
     shocks = generator.standard_normal((len(law.mean), draws, law.mean.shape[1]))
-    return np.asarray(law.mean[:, None] + shocks @ np.linalg.cholesky(law.covariance).swapaxes(1, 2))
+    return np.asarray(
+        law.mean[:, None] + shocks @ np.linalg.cholesky(law.covariance).swapaxes(1, 2)
+    )
 
 
 def _joint(
-    heard: _Reception, moments: Moments, weight: Array, found: _Estimate, draws: int, rng: np.random.Generator
+    heard: _Reception,
+    moments: Moments,
+    weight: Array,
+    found: _Estimate,
+    draws: int,
+    rng: np.random.Generator,
 ) -> tuple[Gaussian, Array]:
     """Return the law of θ where G is uncertain, a mixture over draws of G given the transcript, and its draws.
 
@@ -469,27 +557,51 @@ def _joint(
     """
     gram, dim = np.asarray(moments.gram, dtype=float), heard.position.shape[2]
     rows, columns = np.tril_indices(dim)
-    prior = np.broadcast_to(np.asarray(moments.deviation, dtype=float), gram.shape)[rows, columns] ** -2.0
+    prior = (
+        np.broadcast_to(np.asarray(moments.deviation, dtype=float), gram.shape)[
+            rows, columns
+        ]
+        ** -2.0
+    )
     unfold = np.zeros((dim, dim, rows.size))
-    unfold[rows, columns, np.arange(rows.size)] = unfold[columns, rows, np.arange(rows.size)] = 1.0
+    unfold[rows, columns, np.arange(rows.size)] = unfold[
+        columns, rows, np.arange(rows.size)
+    ] = 1.0
     prior_linear = np.broadcast_to(moments.prior_linear, dim)
     prior_mean = np.linalg.solve(moments.prior, prior_linear)
     laws, made = [], []
-    for theta, gradient, omega, noise, extra in zip(*heard[:2], weight, *found[1:], strict=True):
+    for theta, gradient, omega, noise, extra in zip(
+        *heard[:2], weight, *found[1:], strict=True
+    ):
         g = gradient - theta @ moments.prior
         middle, pull, w = omega @ theta, omega @ g, (omega / noise)[:, None]
         away = theta - middle
         squares, products = away.T @ (w * away), away.T @ (w * (g - pull))
-        precision = np.einsum("ija,kjb,ik->ab", unfold, unfold, squares, optimize=True) + np.diag(prior)
-        centre = np.linalg.solve(precision, np.einsum("ija,ij->a", unfold, products) + prior * gram[rows, columns])
-        shocks = np.linalg.solve(np.linalg.cholesky(precision).T, rng.standard_normal((rows.size, draws)))
+        precision = np.einsum(
+            "ija,kjb,ik->ab", unfold, unfold, squares, optimize=True
+        ) + np.diag(prior)
+        centre = np.linalg.solve(
+            precision,
+            np.einsum("ija,ij->a", unfold, products) + prior * gram[rows, columns],
+        )
+        shocks = np.linalg.solve(
+            np.linalg.cholesky(precision).T, rng.standard_normal((rows.size, draws))
+        )
         grams = np.moveaxis(unfold @ (centre[:, None] + shocks), 2, 0)
         grams = grams[np.linalg.eigvalsh(grams)[:, 0] > 0]
         linear, same = grams @ middle - pull, np.ones(len(grams))
-        each = _Estimate(linear, noise * same, extra * same).posterior(moments._replace(gram=grams))
-        spread = grams @ np.linalg.solve(moments.prior, grams) + (1 + extra) * grams + noise * np.eye(dim)
+        each = _Estimate(linear, noise * same, extra * same).posterior(
+            moments._replace(gram=grams)
+        )
+        spread = (
+            grams @ np.linalg.solve(moments.prior, grams)
+            + (1 + extra) * grams
+            + noise * np.eye(dim)
+        )
         surprise = linear - prior_linear - grams @ prior_mean
-        size = (surprise * np.linalg.solve(spread, surprise[..., None])[..., 0]).sum(1) + np.linalg.slogdet(spread)[1]
+        size = (surprise * np.linalg.solve(spread, surprise[..., None])[..., 0]).sum(
+            1
+        ) + np.linalg.slogdet(spread)[1]
         chance = np.exp((size.min() - size) / 2)
         picked = rng.choice(len(grams), draws, p=chance / chance.sum())
         one = Gaussian(each.mean[picked], each.covariance[picked])

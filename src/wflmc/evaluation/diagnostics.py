@@ -39,11 +39,16 @@ def _arviz() -> ModuleType | None:
     if importlib.util.find_spec("arviz") is None:
         return None
     with _IMPORTING:
-        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)  # 0.23 announces 1.0 on import
+        warnings.filterwarnings(
+            "ignore", r"\s*ArviZ is undergoing", FutureWarning
+        )  # 0.23 announces 1.0 on import
         try:
             import arviz
         except OSError:  # and keeps the date of that in the user's cache, which is full or cannot be written
-            with tempfile.TemporaryDirectory() as folder, patch("platformdirs.user_cache_dir", lambda *_: folder):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                patch("platformdirs.user_cache_dir", lambda *_: folder),
+            ):
                 import arviz
     return arviz
 
@@ -73,7 +78,10 @@ def diagnose_functions(
     found, shape = {}, jax.tree.leaves(draws)[0].shape[:2]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draws)
     for name, function in functions.items():
-        wanted, one = "a JAX function of the parameters of one draw", jax.tree.map(lambda leaf: leaf[0], flat)
+        wanted, one = (
+            "a JAX function of the parameters of one draw",
+            jax.tree.map(lambda leaf: leaf[0], flat),
+        )
         shape_of(f"functions: {name}", function, wanted, function, one)
         values = jax.jit(partial(jax.lax.map, function, batch_size=256))(flat)
         found[name] = diagnose(np.asarray(values).reshape(*shape, -1))
@@ -92,14 +100,23 @@ def diagnose(theta: NDArray[np.floating]) -> Diagnostics:
     import xarray as xr
 
     moving = np.delete(np.arange(dim), frozen)
-    worst = np.array([-np.inf, np.inf, np.inf])  # R-hat, ESS in the bulk and in the tails
+    worst = np.array(
+        [-np.inf, np.inf, np.inf]
+    )  # R-hat, ESS in the bulk and in the tails
     at_once = max(1, CHUNK_BYTES // (8 * chains * draws))
-    for at in range(0, moving.size, at_once):  # some parameters at a time, which bounds memory
+    for at in range(
+        0, moving.size, at_once
+    ):  # some parameters at a time, which bounds memory
         some = np.asarray(theta[:, :, moving[at : at + at_once]], dtype=float)
         data = xr.Dataset({"theta": (("chain", "draw", "parameter"), some)})
         rhat = arviz.rhat(data)["theta"].values.max() if chains > 1 else np.nan
-        bulk, tail = (arviz.ess(data, method=method)["theta"].values.min() for method in ("bulk", "tail"))
-        worst = np.array([max(worst[0], rhat), min(worst[1], bulk), min(worst[2], tail)])
+        bulk, tail = (
+            arviz.ess(data, method=method)["theta"].values.min()
+            for method in ("bulk", "tail")
+        )
+        worst = np.array(
+            [max(worst[0], rhat), min(worst[1], bulk), min(worst[2], tail)]
+        )
     if frozen.size:
         worst[1:] = 0.0
     rhat, bulk, tail = (float(value) if np.isfinite(value) else None for value in worst)

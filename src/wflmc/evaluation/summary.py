@@ -18,8 +18,21 @@ from wflmc.evaluation.scores import (
     predictive_scores,
     regression_scores,
 )
-from wflmc.evaluation.wasserstein import DistanceEstimate, ExactLaw, estimate_w2_sq, exact_law, with_floor
-from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, HasLaw, Posterior, Predicts
+from wflmc.evaluation.wasserstein import (
+    DistanceEstimate,
+    ExactLaw,
+    estimate_w2_sq,
+    exact_law,
+    with_floor,
+)
+from wflmc.posterior import (
+    CustomPosterior,
+    Gaussian,
+    GaussianPosterior,
+    HasLaw,
+    Posterior,
+    Predicts,
+)
 from wflmc.sampling import Trace
 from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.notices import Notice, NoticeCode, texts
@@ -92,12 +105,17 @@ class Evaluation(Shown):
         """Return the scores on test data, averaged over chains; None for those that do not exist."""
         scores = {} if self.scores is None else self.scores._asdict()
         names = ("accuracy", "ece", "nll", "brier", "rmse")
-        return {name: float(scores[name].mean()) if name in scores else None for name in names}
+        return {
+            name: float(scores[name].mean()) if name in scores else None
+            for name in names
+        }
 
     @property
     def worst_exact(self) -> float | None:
         """Return the exact W2², worst after burn-in, while nothing is clipped."""
-        return None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :])
+        return (
+            None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :])
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,7 +125,11 @@ class Evaluation(Shown):
     @property
     def notices(self) -> tuple[Notice, ...]:
         """Return warnings derived from the samples; `wflmc.advise` says what would help."""
-        return (*self._clipping_notices(), *self._agreement_notices(), *self._distance_notices())
+        return (
+            *self._clipping_notices(),
+            *self._agreement_notices(),
+            *self._distance_notices(),
+        )
 
     def _clipping_notices(self) -> Iterator[Notice]:
         """Yield notices about clipped gradients of devices and of examples."""
@@ -138,7 +160,9 @@ class Evaluation(Shown):
                 text = f"R-hat of {name} is {rhat:.3g}: the chains do not agree on it."
                 yield Notice(NoticeCode.FUNCTION_DISAGREES, text)
         if self.frozen:
-            listed = ", ".join(map(str, self.frozen[:5])) + ", …" * (len(self.frozen) > 5)
+            listed = ", ".join(map(str, self.frozen[:5])) + ", …" * (
+                len(self.frozen) > 5
+            )
             yield Notice(
                 NoticeCode.FROZEN_PARAMETERS,
                 f"{len(self.frozen)} of the parameters never moved in at least one chain ({listed}): these have not "
@@ -158,23 +182,45 @@ class Evaluation(Shown):
         moved = self.moving_w2_sq or distance
         bound = np.nan if self.bound is None else self.bound
         if moved.worst > bound + moved.resolution:
-            where = "" if self.moving_w2_sq is None else " in the coordinates that they move in"
+            where = (
+                ""
+                if self.moving_w2_sq is None
+                else " in the coordinates that they move in"
+            )
             yield Notice(
                 NoticeCode.ABOVE_BOUND,
                 f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.",
             )
 
     def _facts(self) -> ShownValues:
-        facts = {"w2_sq": None if self.w2_sq is None else self.w2_sq.worst, "exact_w2_sq": self.worst_exact}
-        facts |= {name: getattr(self, name) for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")}
+        facts = {
+            "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
+            "exact_w2_sq": self.worst_exact,
+        }
+        facts |= {
+            name: getattr(self, name)
+            for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")
+        }
         adjacency = None if self.epsilon_spent is None else self.adjacency
-        counts = {"clip_rate": self.clip_rate["samples"], "warnings": len(self.warnings)}
+        counts = {
+            "clip_rate": self.clip_rate["samples"],
+            "warnings": len(self.warnings),
+        }
         return {**facts, "adjacency": adjacency, **self.mean_scores, **counts}
 
     def __str__(self) -> str:
-        clip_rates = ("–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values())
+        clip_rates = (
+            "–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values()
+        )
         clipping = _line("gradients clipped", "{} in burn-in, {} after", *clip_rates)
-        return "\n".join([*self._sample_lines(), *clipping, *self._example_lines(), *self._epsilon_lines()])
+        return "\n".join(
+            [
+                *self._sample_lines(),
+                *clipping,
+                *self._example_lines(),
+                *self._epsilon_lines(),
+            ]
+        )
 
     @property
     def lines_of_samples(self) -> list[str]:
@@ -188,28 +234,52 @@ class Evaluation(Shown):
     def _sample_lines(self) -> Iterator[str]:
         """Yield lines about distance, intervals, convergence, scores and noise."""
         yield from _line("W2² worst after burn-in", FROM_CHAINS, self.w2_sq)
-        yield from _line("W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact)
+        yield from _line(
+            "W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact
+        )
         draws = len(self.exact_w2_sq or ()) - self.burn_in
         exact_ess = "{:.3g} of {} draws (exact, no clipping)"
         yield from _line("ESS min of one chain", exact_ess, self.exact_ess_min, draws)
         coverage = self.coverage or {}
-        yield from _line("90 % intervals hold", "{:.1%} (chain's own)", coverage.get("chain_90"))
-        yield from _line("90 % intervals hold", "{:.1%} (noise-aware)", coverage.get("noise_aware_90"))
+        yield from _line(
+            "90 % intervals hold", "{:.1%} (chain's own)", coverage.get("chain_90")
+        )
+        yield from _line(
+            "90 % intervals hold",
+            "{:.1%} (noise-aware)",
+            coverage.get("noise_aware_90"),
+        )
         yield from _line("R-hat max", "{:.4f}", self.rhat_max)
-        yield from _line("ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min)
+        yield from _line(
+            "ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min
+        )
         for name, diagnostics in self.functions.items():
             of_function = "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail"
             yield from _line(f"of {name}"[:24], of_function, *diagnostics[:3])
-        words = {"accuracy": "accuracy", "rmse": "RMSE", "ece": "ECE", "nll": "NLL", "brier": "Brier"}
+        words = {
+            "accuracy": "accuracy",
+            "rmse": "RMSE",
+            "ece": "ECE",
+            "nll": "NLL",
+            "brier": "Brier",
+        }
         means = self.mean_scores
-        scores = ", ".join(f"{word} {means[name]:.4f}" for name, word in words.items() if means[name] is not None)
+        scores = ", ".join(
+            f"{word} {means[name]:.4f}"
+            for name, word in words.items()
+            if means[name] is not None
+        )
         yield from _line("test set", "{} (mean over chains)", scores or None)
         if self.noise_ratio > 1.05:
-            yield from _line("noise after burn-in", EXCESS, self.noise_ratio, self.noise_ratio**0.5)
+            yield from _line(
+                "noise after burn-in", EXCESS, self.noise_ratio, self.noise_ratio**0.5
+            )
 
     def _example_lines(self) -> Iterator[str]:
         """Yield a line about clipped examples."""
-        yield from _line("examples clipped", "{:.2%} at the last samples", self.example_clip_rate)
+        yield from _line(
+            "examples clipped", "{:.2%} at the last samples", self.example_clip_rate
+        )
 
     def _epsilon_lines(self) -> Iterator[str]:
         """Yield a line about ε of one chain."""
@@ -260,13 +330,19 @@ def evaluate(
     if known is not None and trace.theta.shape[0] > 1:
         distance = _distance(trace.theta, known.exact)
         if known.coordinates is not None:
-            moving = _distance(known.coordinates.of(trace.theta), known.exact_in_coordinates)
+            moving = _distance(
+                known.coordinates.of(trace.theta), known.exact_in_coordinates
+            )
     own = model if isinstance(model, CustomPosterior) else None
     functions = functions or ({} if own is None else own.model.sites.functions)
-    parameters = trace.theta if own is None or not functions else own.unflatten(trace.theta)
+    parameters = (
+        trace.theta if own is None or not functions else own.unflatten(trace.theta)
+    )
     law = law or exact_law(posterior, plans)
     spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
-    bounds = [plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None]
+    bounds = [
+        plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None
+    ]
     return Evaluation(
         w2_sq=distance,
         moving_w2_sq=moving,
@@ -274,8 +350,13 @@ def evaluate(
         exact_ess_min=law.ess_min,
         bound=None if len(bounds) < len(plans) else float(max(bounds)),
         burn_in=trace.plan.burn_in,
-        **diagnose(trace.theta if trace.predictions is None else trace.predictions.logits)._asdict(),
-        clip_rate={"burn_in": _mean(trace.burn_in_clip_rate), "samples": _mean(trace.clip_rate)},
+        **diagnose(
+            trace.theta if trace.predictions is None else trace.predictions.logits
+        )._asdict(),
+        clip_rate={
+            "burn_in": _mean(trace.burn_in_clip_rate),
+            "samples": _mean(trace.clip_rate),
+        },
         example_clip_rate=_examples_clipped(trace, posterior),
         scores=None if test is None else _scores(trace, posterior, test),
         epsilon_spent=None if len(spent) < len(plans) else max(spent),
@@ -292,12 +373,20 @@ def _distance(theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate:
     return with_floor(estimate_w2_sq(theta, exact), theta, exact)
 
 
-def _coverage(trace: Trace, posterior: Posterior | None, exact: Gaussian) -> dict[str, float]:
+def _coverage(
+    trace: Trace, posterior: Posterior | None, exact: Gaussian
+) -> dict[str, float]:
     """Return the posterior's probability of the chain's and of noise-aware intervals."""
-    found = {f"chain_{100 * level:.0f}": held(exact, central_interval(trace.theta, level)) for level in LEVELS}
+    found = {
+        f"chain_{100 * level:.0f}": held(exact, central_interval(trace.theta, level))
+        for level in LEVELS
+    }
     if trace.transcript is not None and posterior is not None:
         made = noise_aware(trace, posterior, draws=1)
-        found |= {f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level)) for level in LEVELS}
+        found |= {
+            f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level))
+            for level in LEVELS
+        }
     return found
 
 
@@ -306,26 +395,45 @@ def _mean(rates: NDArray[np.floating]) -> float | None:
     return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
 
 
-def _scores(trace: Trace, posterior: object, test: TestSet) -> Calibration | RegressionScores:
+def _scores(
+    trace: Trace, posterior: object, test: TestSet
+) -> Calibration | RegressionScores:
     if len(test) != 2:
-        raise InputError("test", f"{len(test)} values", "two: features[n, d] and targets or labels[n]")
+        raise InputError(
+            "test",
+            f"{len(test)} values",
+            "two: features[n, d] and targets or labels[n]",
+        )
     try:
         if isinstance(posterior, GaussianPosterior):
             return regression_scores(posterior, trace.theta, *test)
         if isinstance(posterior, Predicts) and trace.predictions is not None:
-            return calibration(np.maximum(trace.predictions.probability, TINY), posterior.classes_of(test[1]))
+            return calibration(
+                np.maximum(trace.predictions.probability, TINY),
+                posterior.classes_of(test[1]),
+            )
         if isinstance(posterior, Predicts):
             return predictive_scores(posterior, trace.theta, *test)
     except InputError as error:
         raise InputError("test", error.given, error.allowed) from None
-    raise InputError("test", "a test set", "left out for a model that does not predict by itself")
+    raise InputError(
+        "test", "a test set", "left out for a model that does not predict by itself"
+    )
 
 
 def _examples_clipped(trace: Trace, posterior: Posterior | None) -> float | None:
     """Return the share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
     plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
-    unreported = bool(np.all(np.isnan(trace.clip_rate)))  # by the devices of a federation
-    if posterior is None or unreported or not any(np.isfinite(plan.example_clip).any() for plan in plans):
+    unreported = bool(
+        np.all(np.isnan(trace.clip_rate))
+    )  # by the devices of a federation
+    if (
+        posterior is None
+        or unreported
+        or not any(np.isfinite(plan.example_clip).any() for plan in plans)
+    ):
         return None
-    limits = [np.repeat(plan.clips_at[1], posterior.sizes) for plan in plans[: len(last)]]
+    limits = [
+        np.repeat(plan.clips_at[1], posterior.sizes) for plan in plans[: len(last)]
+    ]
     return float(np.mean(posterior.example_norms(last) > np.stack(limits)))

@@ -10,7 +10,16 @@ from scipy.special import softmax
 
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.planning import Plan
-from wflmc.posterior import Gaussian, GaussianPosterior, HasLaw, Motion, Posterior, SoftmaxPosterior, pool, w2_squared
+from wflmc.posterior import (
+    Gaussian,
+    GaussianPosterior,
+    HasLaw,
+    Motion,
+    Posterior,
+    SoftmaxPosterior,
+    pool,
+    w2_squared,
+)
 from wflmc.support.errors import InputError
 from wflmc.support.recursion import first_order
 
@@ -59,12 +68,19 @@ def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
     """Return the exact law of a plan's chains, as far as it is known."""
     if not isinstance(posterior, HasLaw):
         return ExactLaw(None, None)
-    return ExactLaw(tuple(exact_w2_sq(posterior, plan).tolist()), float(exact_ess(posterior, plan).min()))
+    return ExactLaw(
+        tuple(exact_w2_sq(posterior, plan).tolist()),
+        float(exact_ess(posterior, plan).min()),
+    )
 
 
 def _checked(posterior: object) -> HasLaw:
     if not isinstance(posterior, HasLaw):
-        raise InputError("posterior", type(posterior).__name__, "a model whose exact law is known, such as a Gaussian")
+        raise InputError(
+            "posterior",
+            type(posterior).__name__,
+            "a model whose exact law is known, such as a Gaussian",
+        )
     return posterior
 
 
@@ -75,14 +91,26 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     """
     plans = [plan] if isinstance(plan, Plan) else list(plan)
     names = ("step_size", "weight_received", "noise_variance")
-    steps, weights, noise = (np.stack([getattr(p, name) for p in plans]) for name in names)
-    dynamics = jax.tree.map(lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans))
-    motion = Motion(steps, weights, plans[0].init, dynamics, np.array([[p.downlink_noise] for p in plans]))
+    steps, weights, noise = (
+        np.stack([getattr(p, name) for p in plans]) for name in names
+    )
+    dynamics = jax.tree.map(
+        lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)
+    )
+    motion = Motion(
+        steps,
+        weights,
+        plans[0].init,
+        dynamics,
+        np.array([[p.downlink_noise] for p in plans]),
+    )
     known = _checked(posterior)
     return w2_squared(pool(known.chain(motion).law(noise)), known.exact)
 
 
-def exact_ess(posterior: object, plan: Plan | Sequence[Plan], bias: bool = False) -> Array:
+def exact_ess(
+    posterior: object, plan: Plan | Sequence[Plan], bias: bool = False
+) -> Array:
     """Return the effective sample size [m] of the kept rounds of one chain while no gradient is clipped, exactly.
 
     It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its S_u kept samples, so many
@@ -102,7 +130,9 @@ def exact_ess(posterior: object, plan: Plan | Sequence[Plan], bias: bool = False
             error = error + (mean - known.exact.mean) ** 2
         errors.append(error)
     variance = np.mean(errors, axis=0)
-    return np.where(np.isfinite(variance), np.diagonal(known.exact.covariance) / variance, 0.0)
+    return np.where(
+        np.isfinite(variance), np.diagonal(known.exact.covariance) / variance, 0.0
+    )
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
@@ -110,7 +140,9 @@ def _moments(theta: Array, counts: Array) -> Gaussian:
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
     second = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
-    covariance = (second - total[..., None] * mean[..., :, None] * mean[..., None, :]) / (total[..., None] - 1)
+    covariance = (
+        second - total[..., None] * mean[..., :, None] * mean[..., None, :]
+    ) / (total[..., None] - 1)
     return Gaussian(mean, covariance)
 
 
@@ -129,17 +161,32 @@ def estimate_w2_sq(
         """Some rounds in float64, without the posterior's mean: second moments stay free of cancellation."""
         return np.asarray(theta[:, rounds], dtype=float) - exact.mean
 
-    at_once, once = max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim))), np.ones((1, chains))
-    parts = (_moments(centred(slice(at, at + at_once)), once) for at in range(0, draws, at_once))
+    at_once, once = (
+        max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim))),
+        np.ones((1, chains)),
+    )
+    parts = (
+        _moments(centred(slice(at, at + at_once)), once)
+        for at in range(0, draws, at_once)
+    )
     per_round = np.concatenate([w2_squared(part, target)[0] for part in parts])
     candidates = centred(np.sort(np.argsort(per_round)[-WORST_ROUNDS:]))
     generator, alike = np.random.default_rng(seed), np.full(chains, 1 / chains)
-    often = (generator.multinomial(chains, alike, size=1).astype(float) for _ in range(resamples))
-    worst = [w2_squared(_moments(candidates, counts), target)[0].max() for counts in often]
-    return DistanceEstimate(per_round, float(per_round.max()), float(np.std(worst, ddof=1)))
+    often = (
+        generator.multinomial(chains, alike, size=1).astype(float)
+        for _ in range(resamples)
+    )
+    worst = [
+        w2_squared(_moments(candidates, counts), target)[0].max() for counts in often
+    ]
+    return DistanceEstimate(
+        per_round, float(per_round.max()), float(np.std(worst, ddof=1))
+    )
 
 
-def with_floor(distance: DistanceEstimate, theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate:
+def with_floor(
+    distance: DistanceEstimate, theta: NDArray[np.floating], exact: Gaussian
+) -> DistanceEstimate:
     """Add the floor of an estimate: what theta[chain, draw, m] would give if its law were exactly the posterior.
 
     Perfect samples with a correlation r between successive draws change by 2 (1 − r) times the posterior's variance
@@ -151,15 +198,33 @@ def with_floor(distance: DistanceEstimate, theta: NDArray[np.floating], exact: G
     rounds = int(min(draws, WORST_ROUNDS, max(1, CHUNK_BYTES // (8 * chains * dim))))
     memory = np.zeros(dim)
     if draws > 1:
-        moved = np.diff(np.asarray(theta[:FLOOR_CHAINS, -WORST_ROUNDS:], dtype=float), axis=1) @ directions
-        memory = np.clip(1 - np.mean(moved**2, axis=(0, 1)) / (2 * variance), 0.0, 1 - 1e-12)
+        moved = (
+            np.diff(
+                np.asarray(theta[:FLOOR_CHAINS, -WORST_ROUNDS:], dtype=float), axis=1
+            )
+            @ directions
+        )
+        memory = np.clip(
+            1 - np.mean(moved**2, axis=(0, 1)) / (2 * variance), 0.0, 1 - 1e-12
+        )
     generator = np.random.default_rng(0)
-    worst = [_perfect(generator, variance, memory, 1, chains, rounds)[0] for _ in range(FLOOR_REPLICAS)]
-    return distance._replace(floor=float(np.mean(worst)), floor_sd=float(np.std(worst, ddof=1)))
+    worst = [
+        _perfect(generator, variance, memory, 1, chains, rounds)[0]
+        for _ in range(FLOOR_REPLICAS)
+    ]
+    return distance._replace(
+        floor=float(np.mean(worst)), floor_sd=float(np.std(worst, ddof=1))
+    )
 
 
 def floor_w2_sq(
-    exact: Gaussian, step_size: float, chains: int, draws: int, *, replicas: int = REPLICAS, seed: int = 0
+    exact: Gaussian,
+    step_size: float,
+    chains: int,
+    draws: int,
+    *,
+    replicas: int = REPLICAS,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Return what `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas and its error.
 
@@ -167,19 +232,37 @@ def floor_w2_sq(
     correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.
     """
     variance: Array = np.asarray(np.linalg.eigvalsh(exact.covariance), dtype=float)
-    worst = _perfect(np.random.default_rng(seed), variance, np.exp(-step_size / variance), replicas, chains, draws)
+    worst = _perfect(
+        np.random.default_rng(seed),
+        variance,
+        np.exp(-step_size / variance),
+        replicas,
+        chains,
+        draws,
+    )
     return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
 
 
-def _perfect(rng: np.random.Generator, variance: Array, memory: Array, replicas: int, chains: int, draws: int) -> Array:
+def _perfect(
+    rng: np.random.Generator,
+    variance: Array,
+    memory: Array,
+    replicas: int,
+    chains: int,
+    draws: int,
+) -> Array:
     """Return the worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
     shocks = rng.standard_normal((draws, replicas * chains, variance.size))
     shocks[1:] *= np.sqrt(1 - memory**2)
     paths = [first_order(shocks[..., i], memory[i]) for i in range(variance.size)]
-    theta = (np.sqrt(variance) * np.stack(paths, axis=-1)).reshape(draws, replicas, chains, -1)
+    theta = (np.sqrt(variance) * np.stack(paths, axis=-1)).reshape(
+        draws, replicas, chains, -1
+    )
     away = theta - theta.mean(-2, keepdims=True)
     moments = Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (chains - 1))
-    return np.asarray(w2_squared(moments, Gaussian(np.zeros(variance.size), np.diag(variance))).max(0))
+    return np.asarray(
+        w2_squared(moments, Gaussian(np.zeros(variance.size), np.diag(variance))).max(0)
+    )
 
 
 class Comparison(NamedTuple):
@@ -209,13 +292,25 @@ def compare(theta: Array, law: Gaussian | None) -> Comparison:
     Standard errors are over chains, which are independent; of one chain, by its effective sample size.
     """
     chains, draws, dim = theta.shape
-    mean, deviation = theta.mean((0, 1)), theta.std((0, 1), ddof=1 if chains * draws > 1 else 0)
+    mean, deviation = (
+        theta.mean((0, 1)),
+        theta.std((0, 1), ddof=1 if chains * draws > 1 else 0),
+    )
     if chains > 1:
         error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
     else:
-        error = deviation / np.sqrt(diagnose(theta).ess_min or np.nan)  # the smallest, which errs on the safe side
+        error = deviation / np.sqrt(
+            diagnose(theta).ess_min or np.nan
+        )  # the smallest, which errs on the safe side
     target = law or Gaussian(np.full(dim, np.nan), np.full((dim, dim), np.nan))
-    return Comparison(mean, error, deviation, law, np.sqrt(np.diagonal(target.covariance)), mean - target.mean)
+    return Comparison(
+        mean,
+        error,
+        deviation,
+        law,
+        np.sqrt(np.diagonal(target.covariance)),
+        mean - target.mean,
+    )
 
 
 def law_of(posterior: Posterior) -> Gaussian | None:
@@ -229,12 +324,22 @@ def law_of(posterior: Posterior) -> Gaussian | None:
 
 def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
     """Return the Gaussian of the parameters at a softmax posterior's mode, with the inverse of the full Hessian."""
-    mode, space, classes = posterior.laplace[0], posterior.coordinates, posterior.classes
+    mode, space, classes = (
+        posterior.laplace[0],
+        posterior.coordinates,
+        posterior.classes,
+    )
     rows = posterior.real_rows(posterior.features)
     features = rows.shape[1]
     p = softmax(rows @ mode.reshape(classes, -1).T, axis=1)
-    prior = np.eye(features) / posterior.prior_std**2 if space is None else np.asarray(space.precision)
-    hessian = np.kron(np.eye(classes), prior).reshape(classes, features, classes, features)
+    prior = (
+        np.eye(features) / posterior.prior_std**2
+        if space is None
+        else np.asarray(space.precision)
+    )
+    hessian = np.kron(np.eye(classes), prior).reshape(
+        classes, features, classes, features
+    )
     for one in range(classes):
         for other in range(classes):
             weight = p[:, one] * ((one == other) - p[:, other])
@@ -248,6 +353,11 @@ def autocorrelation(theta: Array, lags: int) -> Array:
     """Return the autocorrelation of theta[chain, draw, ...] at lags 0 to `lags`, about the mean over all chains."""
     away = theta - theta.mean((0, 1))
     draws = away.shape[1]
-    products = np.array([np.mean(away[:, : draws - lag] * away[:, lag:], axis=(0, 1)) for lag in range(lags + 1)])
+    products = np.array(
+        [
+            np.mean(away[:, : draws - lag] * away[:, lag:], axis=(0, 1))
+            for lag in range(lags + 1)
+        ]
+    )
     products[0] = np.maximum(products[0], 1e-300)  # of a parameter that never moves
     return np.asarray(products / products[0])

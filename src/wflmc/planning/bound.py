@@ -99,22 +99,36 @@ class Problem:
     @property
     def cost(self) -> Array:
         """Coefficient of 1/a in the bound: κ q η² (K/K_a)², [S]."""
-        return self.contraction.kappa * self.noise_weight * (self.step_size * self.scale) ** 2
+        return (
+            self.contraction.kappa
+            * self.noise_weight
+            * (self.step_size * self.scale) ** 2
+        )
 
     def bound(self, a: Array) -> Array:
         """B[1..S], Proposition 1."""
-        excess = np.maximum(0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size)
+        excess = np.maximum(
+            0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size
+        )
         noise = self.error + self.noise_weight * excess
-        return first_order(self.contraction.kappa * noise, self.contraction.rho**2, self.start)
+        return first_order(
+            self.contraction.kappa * noise, self.contraction.rho**2, self.start
+        )
 
     def server_noise(self, a: Array) -> Array:
         """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
         missing = self.langevin_noise - (self.kick * self.scale) ** 2 / a
-        return np.where(missing > 0.5e-9 * self.langevin_noise, missing, 0.0) if self.fills_up else np.zeros(a.size)
+        return (
+            np.where(missing > 0.5e-9 * self.langevin_noise, missing, 0.0)
+            if self.fills_up
+            else np.zeros(a.size)
+        )
 
     def base(self) -> Array:
         """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""
-        fixed = self.contraction.kappa * (self.error - 2 * self.step_size * self.noise_weight)
+        fixed = self.contraction.kappa * (
+            self.error - 2 * self.step_size * self.noise_weight
+        )
         return first_order(fixed, self.contraction.rho**2, self.start)
 
     def value(self, bound: Array) -> float:

@@ -12,11 +12,31 @@ from wflmc.channel import Gains, Link
 from wflmc.dynamics import Array, Contraction, Dynamics, Motion, Response, continued
 from wflmc.planning import causal, exact, notices, schedule
 from wflmc.planning.bound import Allocation, Problem, discretization_error
-from wflmc.planning.defaults import example_clip_notice, fill_in_chain, fill_in_example_clip
-from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER, PlanRequest, Policy, Sampler, check_kinds
+from wflmc.planning.defaults import (
+    example_clip_notice,
+    fill_in_chain,
+    fill_in_example_clip,
+)
+from wflmc.planning.options import (
+    DEFAULT_POLICY,
+    DEFAULT_SAMPLER,
+    PlanRequest,
+    Policy,
+    Sampler,
+    check_kinds,
+)
 from wflmc.planning.plan import Certificate, Context, Plan, Rounds
 from wflmc.planning.policies import POLICIES, PowerPolicy, equal_parts, policy_named
-from wflmc.planning.solvers.closed_form import DP, LIMITS, LMC, POLICY, POWER, is_static, regime, tightest
+from wflmc.planning.solvers.closed_form import (
+    DP,
+    LIMITS,
+    LMC,
+    POLICY,
+    POWER,
+    is_static,
+    regime,
+    tightest,
+)
 from wflmc.planning.steps import plan_steps
 from wflmc.planning.transcript import information
 from wflmc.posterior.base import Posterior, check_posterior
@@ -201,7 +221,9 @@ class TrialPlan:
 
     def __init__(self, posterior: Posterior, request: PlanRequest) -> None:
         privacy = fill_in_example_clip(posterior, request.privacy)
-        self._planning = _prepare(posterior, dataclasses.replace(request, privacy=privacy))
+        self._planning = _prepare(
+            posterior, dataclasses.replace(request, privacy=privacy)
+        )
 
     @property
     def problem(self) -> Problem:
@@ -306,7 +328,9 @@ def _prepare(posterior: Posterior, request: PlanRequest) -> "_Planning":
 def _check_size(request: PlanRequest, devices: int) -> None:
     """Refuse a plan that does not fit into a usual memory, before anything of its size is made."""
     rounds = request.sampler.start + request.rounds
-    needed = PAIR_BYTES * rounds * max(devices, 3)  # there are some numbers for every round alone
+    needed = (
+        PAIR_BYTES * rounds * max(devices, 3)
+    )  # there are some numbers for every round alone
     if needed > MEMORY:
         name = "samples" if request.samples >= request.burn_in else "burn_in"
         why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
@@ -378,7 +402,9 @@ class _Planning:
         self.privacy = request.privacy
         self.notes = notes
         self.scheme = policy_named(request.policy.power)
-        self.step_size = np.asarray(request.step_size, dtype=float) * np.ones(request.rounds)
+        self.step_size = np.asarray(request.step_size, dtype=float) * np.ones(
+            request.rounds
+        )
         self.clip = self.privacy.clips(posterior.devices)
         self.example_clip = self.privacy.example_clips(posterior.devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
@@ -415,7 +441,9 @@ class _Planning:
         smaller_clip = np.minimum(self.clip, self.example_clip)
         sensitivity = self.privacy.sensitivity(self.posterior.devices)
         largest_ratio = float(np.max(smaller_clip / sensitivity))
-        rounding = largest_ratio * self.posterior.rounding(self.clip, self.example_clip).total
+        rounding = (
+            largest_ratio * self.posterior.rounding(self.clip, self.example_clip).total
+        )
         if rounding > LARGEST_ROUNDING:
             name = "example_clip" if np.isfinite(self.example_clip).any() else "clip"
             why = f"a float32 sum hides a change of {smaller_clip.min():.3g} only to within {rounding:.0%}"
@@ -438,7 +466,9 @@ class _Planning:
         weight = chosen.active * scale[:, None]
         return Participation(rule=rule, schedule=chosen, scale=scale, weight=weight)
 
-    def _rule_and_schedule(self, known: Gains) -> tuple[schedule.Rule, schedule.Schedule]:
+    def _rule_and_schedule(
+        self, known: Gains
+    ) -> tuple[schedule.Rule, schedule.Schedule]:
         """Return the rule of participation, and what it decides for these gains."""
         link = self.link
         policy = self.request.policy
@@ -454,10 +484,14 @@ class _Planning:
         )
         if rule.name != "unbiased":
             return rule, rule(self.gains)
-        rule = dataclasses.replace(rule, senders=causal.choose_senders(policy.senders, link, rule))
+        rule = dataclasses.replace(
+            rule, senders=causal.choose_senders(policy.senders, link, rule)
+        )
         quality, lots = link.quality(known)
         rounds = len(self.gains)
-        return rule, schedule.by_quality(quality[-rounds:], lots[-rounds:], rule.senders)
+        return rule, schedule.by_quality(
+            quality[-rounds:], lots[-rounds:], rule.senders
+        )
 
     def _spent_before(self) -> Array:
         """Return the loss spent before, [K]."""
@@ -465,7 +499,11 @@ class _Planning:
         devices = self.posterior.devices
         spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
         if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
-            raise InputError("ledger", ledger, f"{devices} finite losses of at least 0, one per device")
+            raise InputError(
+                "ledger",
+                ledger,
+                f"{devices} finite losses of at least 0, one per device",
+            )
         return spent
 
     def _budget(self) -> Array:
@@ -475,11 +513,15 @@ class _Planning:
             return np.full(devices, np.inf)
         whole = self.privacy.budget(devices)
         left = whole - self.ledger
-        empty = np.flatnonzero(left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0))
+        empty = np.flatnonzero(
+            left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0)
+        )
         if empty.size:
             first = empty[0]
             spent = f"a loss of {self.ledger[first]:.6g} for device {first}"
-            allowed = f"below its budget of {whole[first]:.6g}: nothing is left to spend"
+            allowed = (
+                f"below its budget of {whole[first]:.6g}: nothing is left to spend"
+            )
             raise InputError("ledger", spent, allowed)
         return left / (2 * self.privacy.sensitivity(devices) ** 2) / self.uncertainty**2
 
@@ -495,9 +537,13 @@ class _Planning:
         if self.scheme.wireless:
             power_cap = self.rule.power_cap(self.gains, active)
         noise_limit = self._noise_limit(power_cap, budget)
-        limit = np.where(step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit)
+        limit = np.where(
+            step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit
+        )
         error = self.rule.error(active)
-        if self.downlink_noise:  # what noise in the received θ adds to a gradient, on average
+        if (
+            self.downlink_noise
+        ):  # what noise in the received θ adds to a gradient, on average
             error = error + self.downlink_noise * posterior.downlink_error(self.weight)
         return Problem(
             contraction=self.contraction,
@@ -507,7 +553,8 @@ class _Planning:
             burn_in=self.request.burn_in,
             objective=policy.objective,
             start=self._initial_w2_sq(),
-            error=discretization_error(step_size, self.L, posterior.dim) + step_size**2 * error,
+            error=discretization_error(step_size, self.L, posterior.dim)
+            + step_size**2 * error,
             noise_weight=self.rule.weight,
             active=active,
             budget=budget,
@@ -575,14 +622,22 @@ class _Planning:
             step_size = np.append(before.step_size, step_size)
             weight = np.concatenate([before.weight, weight])
             burn_in += len(before.rounds)
-        motion = Motion(step_size, weight, sampler.init, sampler.motion, self.downlink_noise)
-        respond = self.posterior.response if proxy is None else partial(proxy.response, self.posterior.dim)
+        motion = Motion(
+            step_size, weight, sampler.init, sampler.motion, self.downlink_noise
+        )
+        respond = (
+            self.posterior.response
+            if proxy is None
+            else partial(proxy.response, self.posterior.dim)
+        )
         response: Response = respond(motion, burn_in)
         parts = (response.effect, response.covariance, response.shift)
         if not all(np.all(np.abs(part) < 1e100) for part in parts):
             allowed = "worst or average here: the chain diverges and its law overflows"
             raise InputError("objective", "exact", allowed, section="policy")
-        return response if before is None else continued(response, before.noise_variance)
+        return (
+            response if before is None else continued(response, before.noise_variance)
+        )
 
     @property
     def allocate(self) -> Callable[[Problem], Allocation]:
@@ -590,15 +645,21 @@ class _Planning:
         if self.request.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
         usual = discretization_error(self.step_size, self.L, self.posterior.dim)[-1]
-        forecast = causal.Forecast(self.link.fading.law, self.rule, self.known, float(usual))
+        forecast = causal.Forecast(
+            self.link.fading.law, self.rule, self.known, float(usual)
+        )
         return causal.causally(self.scheme.allocate, forecast)
 
     def finish(self, allocation: Allocation) -> Plan:
         """Make the plan of an allocation, with its certificate and its notices."""
         plan = self.draft(allocation)
         wireless_link = self.link if self.scheme.wireless else None
-        about_inputs = notices.input_notices(self.posterior, wireless_link, self.privacy)
-        about_plan = notices.plan_notices(self.posterior, plan, self.problem, self.request)
+        about_inputs = notices.input_notices(
+            self.posterior, wireless_link, self.privacy
+        )
+        about_plan = notices.plan_notices(
+            self.posterior, plan, self.problem, self.request
+        )
         return plan.with_notices((*about_inputs, *about_plan, *self.notes))
 
     def draft(self, allocation: Allocation) -> Plan:
@@ -685,7 +746,9 @@ def _curvature(posterior: Posterior, motion: Dynamics, step_size: Array) -> Curv
     mu = float(posterior.mu)
     L = float(posterior.L)
     if not 0 < mu <= L:
-        raise InputError("mu", mu, f"above 0 and at most L = {L:g}", section="posterior")
+        raise InputError(
+            "mu", mu, f"above 0 and at most L = {L:g}", section="posterior"
+        )
     longest = float(motion.stretching_step(step_size).max())
     stable = 1 / longest if longest > 0 else np.inf  # steps of 0 are refused below
     contracts = not (posterior.curvature_is_loose and mu <= stable <= L / 2)
@@ -694,7 +757,9 @@ def _curvature(posterior: Posterior, motion: Dynamics, step_size: Array) -> Curv
     return Curvature(mu, L, contracts, motion.contraction(step_size, mu, L))
 
 
-def _channels(link: Link, posterior: Posterior, request: PlanRequest, scheme: PowerPolicy) -> Channels:
+def _channels(
+    link: Link, posterior: Posterior, request: PlanRequest, scheme: PowerPolicy
+) -> Channels:
     """Return the link's gains as devices know them, of which plans are made.
 
     Args:
@@ -712,7 +777,9 @@ def _channels(link: Link, posterior: Posterior, request: PlanRequest, scheme: Po
     mismatch = link.mismatch(*gains.shape)
     if mismatch is None:
         return Channels(gains, None, link.uncertainty, downlink_noise)
-    return Channels(gains / mismatch, mismatch[first:], link.uncertainty, downlink_noise)
+    return Channels(
+        gains / mismatch, mismatch[first:], link.uncertainty, downlink_noise
+    )
 
 
 def _regime(

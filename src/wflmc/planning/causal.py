@@ -52,7 +52,9 @@ def choose_senders(given: int, link: Link, rule: Rule) -> int:
     gains, ranking = simulated(law, rule)
     assert ranking is not None
     step_size = float(np.ravel(rule.step_size)[-1])
-    return best_senders(*ranking, rule.clip, rule.reach * np.abs(gains) ** 2, step_size, rule.weight)
+    return best_senders(
+        *ranking, rule.clip, rule.reach * np.abs(gains) ** 2, step_size, rule.weight
+    )
 
 
 class Outlook(NamedTuple):
@@ -65,16 +67,25 @@ class Outlook(NamedTuple):
 
     def repeated(self, rounds: int) -> "Outlook":
         """The mean of these rounds, so many times."""
-        return Outlook(*(np.repeat(x.mean(0, keepdims=True), rounds, axis=0) for x in self))
+        return Outlook(
+            *(np.repeat(x.mean(0, keepdims=True), rounds, axis=0) for x in self)
+        )
 
     def then(self, later: "Outlook") -> "Outlook":
         """These rounds and others after them."""
-        return Outlook(*(np.concatenate(pair) for pair in zip(self, later, strict=True)))
+        return Outlook(
+            *(np.concatenate(pair) for pair in zip(self, later, strict=True))
+        )
 
 
 def seen(problem: Problem, of: slice) -> Outlook:
     """Rounds as they are."""
-    return Outlook(problem.active[of].astype(float), problem.scale[of], problem.cap[of], problem.error[of])
+    return Outlook(
+        problem.active[of].astype(float),
+        problem.scale[of],
+        problem.cap[of],
+        problem.error[of],
+    )
 
 
 class Forecast:
@@ -90,7 +101,9 @@ class Forecast:
     noise: Gains | None = None
     """CN(0, 1) draws for rounds that the present says something about, [paths, n, K]."""
 
-    def __init__(self, law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float) -> None:
+    def __init__(
+        self, law: GaussMarkov | None, rule: Rule, known: Gains, discretization: float
+    ) -> None:
         self.law, self.known, self.discretization = law, known, discretization
         self.rule = replace(rule, step_size=float(np.ravel(rule.step_size)[-1]))
         chance = rule.name == "unbiased"
@@ -99,12 +112,16 @@ class Forecast:
         typical = self.of(*simulated(law, rule))
         often = (typical.active.sum(0) + 1) / (SIMULATED + 2)
         # With `unbiased` all send as often, whatever their powers.
-        facts: tuple[ArrayLike, ...] = () if chance else (law.power, rule.clip, rule.reach)
+        facts: tuple[ArrayLike, ...] = (
+            () if chance else (law.power, rule.clip, rule.reach)
+        )
         self.typical = typical._replace(active=_alike(often, *facts)[None]).repeated(1)
         if not chance and law.correlation > 0:
             near = min(len(known), int(np.log(FORGOTTEN) / np.log(law.correlation)) + 1)
             generator = host_generator(seeded(0), "paths")
-            self.noise = complex_normal(generator, int(np.clip(DRAWS // near, 8, 32)), near, known.shape[1])
+            self.noise = complex_normal(
+                generator, int(np.clip(DRAWS // near, 8, 32)), near, known.shape[1]
+            )
 
     def outlook(self, problem: Problem, s: int) -> Outlook:
         """Rounds s+1, s+2, … from rounds 0..s alone."""
@@ -121,7 +138,9 @@ class Forecast:
         paths, near, devices = noise.shape
         drawn = self.of(self.law.draw_after(self.known[s], noise).reshape(-1, devices))
         soon = Outlook(*(x.reshape(paths, near, *x.shape[1:]).mean(0) for x in drawn))
-        soon = soon._replace(active=(soon.active * paths + self.typical.active) / (paths + 1))
+        soon = soon._replace(
+            active=(soon.active * paths + self.typical.active) / (paths + 1)
+        )
         return soon.then(self.typical.repeated(rounds - near))
 
     def of(self, gains: Gains, ranking: tuple[Array, Array] | None = None) -> Outlook:
@@ -130,7 +149,12 @@ class Forecast:
         active = self.rule(size, ranking).active
         scale = active.shape[1] / active.sum(-1)
         cap = np.minimum(self.rule.power_cap(size, active), eta * scale**2 / 2)
-        return Outlook(active.astype(float), scale, cap, self.discretization + eta**2 * self.rule.error(active))
+        return Outlook(
+            active.astype(float),
+            scale,
+            cap,
+            self.discretization + eta**2 * self.rule.error(active),
+        )
 
 
 def _alike(often: Array, *facts: ArrayLike) -> Array:
@@ -138,7 +162,9 @@ def _alike(often: Array, *facts: ArrayLike) -> Array:
 
     Chance would make one of them the most active of all, and power would seem free in rounds where that one is silent.
     """
-    table = np.column_stack([np.broadcast_to(fact, often.shape) for fact in (0.0, *facts)])
+    table = np.column_stack(
+        [np.broadcast_to(fact, often.shape) for fact in (0.0, *facts)]
+    )
     kind = np.unique(table, axis=0, return_inverse=True)[1].ravel()
     return (np.bincount(kind, often) / np.bincount(kind))[kind]
 
@@ -149,25 +175,43 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     No round can overspend, because the budgets it is planned with are what is left of them.
     """
     if problem.solver != "own":
-        raise InputError("solver", problem.solver, "own with csi = 'causal', which has no reference")
+        raise InputError(
+            "solver", problem.solver, "own with csi = 'causal', which has no reference"
+        )
     if not problem.has_bound:
         allowed = "overdamped, and step_size below 2/L, with csi = 'causal', which needs a bound"
         raise InputError("dynamics", problem.dynamics.name, allowed, section="sampler")
     check_floor(problem)
     a, left, start = problem.cap.copy(), problem.budget * (1 - HEADROOM), problem.start
-    made, rest, planned = 0, problem, problem.cap  # the plan that serves: its first round, its problem, its power
+    made, rest, planned = (
+        0,
+        problem,
+        problem.cap,
+    )  # the plan that serves: its first round, its problem, its power
     for s in range(problem.rounds):
         short = problem.floor[s] * problem.active[s] > left * (1 - HEADROOM)
         if short.any():
             why = f"too little is left to device {np.argmax(short)} in round {s + 1}, which could not be foreseen"
             allowed = f"larger with csi = 'causal': {why}"
-            raise InputError("max_round_noise", problem.noise_limit, allowed, section="policy")
+            raise InputError(
+                "max_round_noise", problem.noise_limit, allowed, section="policy"
+            )
         j = s - made  # power goes as the root of the cost, that is as K/K_a
-        a[s] = np.clip(planned[j] * problem.scale[s] / rest.scale[j], problem.floor[s], problem.cap[s])
-        if s == 0 or j >= (problem.rounds - s) / REPLANS or np.any(a[s] * problem.active[s] > left / 8):
+        a[s] = np.clip(
+            planned[j] * problem.scale[s] / rest.scale[j],
+            problem.floor[s],
+            problem.cap[s],
+        )
+        if (
+            s == 0
+            or j >= (problem.rounds - s) / REPLANS
+            or np.any(a[s] * problem.active[s] > left / 8)
+        ):
             if s > problem.burn_in and problem.objective == "worst":
                 # What a round was cannot be undone: no power is spent on coming back from it.
-                start = min(start, float(np.median(rest.bound(planned)[rest.burn_in :])))
+                start = min(
+                    start, float(np.median(rest.bound(planned)[rest.burn_in :]))
+                )
             rest = _rest(forecast.outlook(problem, s), problem, s, left, start)
             made, planned = s, allocate(rest.program(), tol=TOLERANCE).a
             a[s] = planned[0]
@@ -176,13 +220,17 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     return Allocation(a)
 
 
-def _rest(coming: Outlook, problem: Problem, s: int, left: Array, start: float) -> Problem:
+def _rest(
+    coming: Outlook, problem: Problem, s: int, left: Array, start: float
+) -> Problem:
     """Return the problem of the rounds from s on, the first of them as it is and the others as expected."""
     # Two standard deviations more activity than expected: a device that runs dry spoils a round.
     p = coming.active
     p = np.minimum(1.0, p + 2 * np.sqrt(p * (1 - p) / max(len(p), 1)))
     rounds = seen(problem, slice(s, s + 1)).then(coming._replace(active=p))
-    floor = np.minimum(problem.floor[s] * (rounds.scale / problem.scale[s]) ** 2, rounds.power_cap)
+    floor = np.minimum(
+        problem.floor[s] * (rounds.scale / problem.scale[s]) ** 2, rounds.power_cap
+    )
     room, need = left - floor[0] * problem.active[s], floor[1:] @ rounds.active[1:]
     floor[1:] *= np.min(0.9 * room[need > 0] / need[need > 0], initial=1.0)
     return replace(
@@ -206,7 +254,9 @@ def equal_shares(problem: Problem) -> Allocation:
     return Allocation(a)
 
 
-def causally(allocate: Callable[[Problem], Allocation], outlook: Forecast) -> Callable[[Problem], Allocation]:
+def causally(
+    allocate: Callable[[Problem], Allocation], outlook: Forecast
+) -> Callable[[Problem], Allocation]:
     """The same policy without knowledge of rounds to come; custom policies are taken as they are."""
     if allocate is optimal:
         return partial(optimize_causally, outlook)

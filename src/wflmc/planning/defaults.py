@@ -54,7 +54,9 @@ def fill_in_example_clip(posterior: Posterior, privacy: Privacy) -> Privacy:
     sensitivity_of_unit_clip = float(privacy.half_change(np.inf, 1.0))
     affordable = affordable_sensitivity / sensitivity_of_unit_clip
     smallest, largest = EXAMPLE_CLIPS
-    return replace(privacy, example_clip=np.clip(affordable, smallest * typical, largest * typical))
+    return replace(
+        privacy, example_clip=np.clip(affordable, smallest * typical, largest * typical)
+    )
 
 
 def example_clip_notice(privacy: Privacy) -> Notice:
@@ -114,7 +116,9 @@ def fill_in_chain(
     if sampler.motion.has_velocity:
         usual_step = SAFE * min(1.0, FEW / posterior.dim) ** 0.25 / L**0.5
         step = longest_step or usual_step
-        memory = 8 / (step * mu**0.5)  # rounds in which a direction is forgotten, also of a cost that is not quadratic
+        memory = (
+            8 / (step * mu**0.5)
+        )  # rounds in which a direction is forgotten, also of a cost that is not quadratic
     else:
         usual_step = OVERDAMPED_STEP / (mu + L)
         step = longest_step or usual_step

@@ -43,14 +43,23 @@ class Proxy:
 
     def response(self, dim: int, motion: Motion, burn_in: int) -> Response:
         """How the law of a chain of `dim` parameters on this posterior answers to noise."""
-        precision, mean_sq = (np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq))
-        for name, given, least in (("precision", precision, 1e-50), ("mean_sq", mean_sq, 0.0)):
-            if given.shape not in ((), (dim,)) or not np.all((given >= least) & (given < 1e50)):
+        precision, mean_sq = (
+            np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq)
+        )
+        for name, given, least in (
+            ("precision", precision, 1e-50),
+            ("mean_sq", mean_sq, 0.0),
+        ):
+            if given.shape not in ((), (dim,)) or not np.all(
+                (given >= least) & (given < 1e50)
+            ):
                 allowed = f"finite, {'above' if least else 'at least'} 0, and one number or {dim}, one per parameter"
                 raise InputError(f"proxy.{name}", getattr(self, name), allowed)
         each = mean_sq if mean_sq.ndim else np.full(dim, float(mean_sq) / dim)
         start = self.prior_std**2 if motion.init == "prior" else 0.0
-        return diagonal_response(np.broadcast_to(precision, (dim,)), each, start, motion, burn_in)
+        return diagonal_response(
+            np.broadcast_to(precision, (dim,)), each, start, motion, burn_in
+        )
 
 
 class _ByMatrices:
@@ -61,12 +70,20 @@ class _ByMatrices:
 
     def __init__(self, r: Response) -> None:
         values, vectors = np.linalg.eigh(r.target)
-        self.root, self.inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+        self.root, self.inverse = (
+            (vectors * values**power) @ vectors.T for power in (0.5, -0.5)
+        )
         kept, rounds, self.dim, _ = r.effect.shape
         self.effect = (self.root @ r.effect @ self.root).reshape(kept, rounds, -1)
         self.base = (self.root @ r.covariance @ self.root).reshape(kept, -1)
-        self.shift, self.trace, self.spread = r.shift, np.trace(r.effect, axis1=-2, axis2=-1), float(values.sum())
-        self.least = 1e-30 * float(values[0]) ** 2  # in place of eigenvalues that are not there
+        self.shift, self.trace, self.spread = (
+            r.shift,
+            np.trace(r.effect, axis1=-2, axis2=-1),
+            float(values.sum()),
+        )
+        self.least = (
+            1e-30 * float(values[0]) ** 2
+        )  # in place of eigenvalues that are not there
         self.rows, self.columns = np.triu_indices(self.dim)
 
     def _roots(self, v: Array) -> tuple[Array, Array]:
@@ -78,7 +95,9 @@ class _ByMatrices:
     def _value(self, roots: Array, vectors: Array) -> Array:
         """Return F, the distance as ‖X C*^−½ − C*^½‖² with X = (C*^½ C C*^½)^½: no large numbers cancel."""
         x = (vectors * roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-        return np.asarray(self.shift + ((x @ self.inverse - self.root) ** 2).sum((-1, -2)))
+        return np.asarray(
+            self.shift + ((x @ self.inverse - self.root) ** 2).sum((-1, -2))
+        )
 
     def __call__(self, v: Array) -> Array:
         return self._value(*self._roots(v))
@@ -87,7 +106,9 @@ class _ByMatrices:
         """Return F[S_u], its gradient[S_u, S], and J[S_u, S, r] with J Jᵀ its Hessian."""
         roots, vectors = self._roots(v)
         inverse = (vectors / roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-        gradient = self.trace - (self.effect @ inverse.reshape(-1, self.dim**2, 1))[..., 0]
+        gradient = (
+            self.trace - (self.effect @ inverse.reshape(-1, self.dim**2, 1))[..., 0]
+        )
         # Second derivatives of the square root are its divided differences between eigenvalues.
         one, two = roots[:, self.rows], roots[:, self.columns]
         size = np.sqrt((1.0 + (self.rows != self.columns)) / (one * two * (one + two)))
@@ -104,14 +125,18 @@ class _ByEigenvalues:
         self.trace, self.spread = r.effect @ times, float(times @ r.target)
 
     def _std(self, v: Array) -> Array:
-        return np.maximum(np.sqrt(self.r.covariance + v @ self.r.effect), 1e-15 * self.std)
+        return np.maximum(
+            np.sqrt(self.r.covariance + v @ self.r.effect), 1e-15 * self.std
+        )
 
     def __call__(self, v: Array) -> Array:
         return np.asarray(self.shift + (self._std(v) - self.std) ** 2 @ self.times)
 
     def expand(self, v: Array) -> tuple[Array, Array, Array]:
         std = self._std(v)
-        gradient = (self.r.effect @ ((1 - self.std / std) * self.times)[..., None])[..., 0]
+        gradient = (self.r.effect @ ((1 - self.std / std) * self.times)[..., None])[
+            ..., 0
+        ]
         root = self.r.effect * np.sqrt(0.5 * self.times * self.std / std**3)[:, None]
         return self.shift + (std - self.std) ** 2 @ self.times, gradient, root
 
@@ -121,7 +146,11 @@ Distances = _ByMatrices | _ByEigenvalues
 
 def distances(response: Response) -> Distances:
     """Return W2² of a linear chain's law to the posterior as a convex function of its noise, with its derivatives."""
-    return _ByMatrices(response) if response.times is None else _ByEigenvalues(response, response.times)
+    return (
+        _ByMatrices(response)
+        if response.times is None
+        else _ByEigenvalues(response, response.times)
+    )
 
 
 class NoiseLimits(NamedTuple):
@@ -142,7 +171,13 @@ class NoiseSolution(NamedTuple):
 
 
 def solve(
-    response: Response, cost: Array, low: Array, high: Array, active: Bools, budget: Array, calm: Array
+    response: Response,
+    cost: Array,
+    low: Array,
+    high: Array,
+    active: Bools,
+    budget: Array,
+    calm: Array,
 ) -> NoiseSolution:
     """The noise with the smallest worst W2², to a certified relative gap of TOLERANCE or as near as rounding allows.
 
@@ -157,9 +192,13 @@ def solve(
     binding = np.flatnonzero((cost / low) @ active > budget * (1 - HEADROOM))
     use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
     token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
-    limits = NoiseLimits(low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use)
+    limits = NoiseLimits(
+        low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use
+    )
     best = NoiseIncumbent(distance, limits, start(limits, distance))
-    most = np.minimum(limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v))
+    most = np.minimum(
+        limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v)
+    )
     if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
         _improve(best, np.minimum(calm, most))
     calmer, value = best.v, best.value
@@ -167,17 +206,23 @@ def solve(
         _improve(best, most)
     if best.gap > AS_GOOD:  # one in 1500 of the tests' random problems
         _improve(best, most, 2 * STEPS, care=0.3)
-    if value - best.value <= max(AS_GOOD * best.value, best.rounding):  # as good as the best but for little
+    if value - best.value <= max(
+        AS_GOOD * best.value, best.rounding
+    ):  # as good as the best but for little
         best.v, best.value = calmer, value
     lower_bound = best.bound if best.gap > 0 else best.value
     return NoiseSolution(v=best.v, value=best.value, lower_bound=lower_bound)
 
 
-def _improve(best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: float = 0.0) -> None:
+def _improve(
+    best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: float = 0.0
+) -> None:
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
     # A little wider, so that there is an inside even where limits meet.
-    wider = NoiseLimits(low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use)
+    wider = NoiseLimits(
+        low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use
+    )
     path = NoisePath(best.distances, wider, care)
     follow_path(path, best, TOLERANCE, steps)
 
@@ -198,7 +243,11 @@ class NoiseIncumbent:
     @property
     def gap(self) -> float:
         """(value - bound)/value, 0 where that is rounding."""
-        return 0.0 if self.value - self.bound <= self.rounding else 1 - self.bound / self.value
+        return (
+            0.0
+            if self.value - self.bound <= self.rounding
+            else 1 - self.bound / self.value
+        )
 
     def offer(self, v: Array) -> None:
         """Keep v, made to meet all limits exactly, if it is the best so far."""
@@ -208,7 +257,11 @@ class NoiseIncumbent:
         need, room = limits.use @ (1 / v - least), 1 - limits.use @ least
         over = float(np.max(need / np.maximum(room, 1e-300), initial=0.0))
         if over > 1:
-            v = np.clip(1 / (least + (1 / v - least) / over * (1 - 1e-15)), limits.low, limits.high)
+            v = np.clip(
+                1 / (least + (1 / v - least) / over * (1 - 1e-15)),
+                limits.low,
+                limits.high,
+            )
         value = float(self.distances(v).max())
         if value < self.value:
             self.value, self.v = value, v
@@ -241,14 +294,25 @@ class NoiseIncumbent:
 def start(limits: NoiseLimits, distances: Distances) -> Array:
     """Noise well inside all limits: of the posterior's size if they allow it, else the more the less it matters."""
     least, most = 1 / limits.high, 1 / limits.low
-    weight, rise = distances.trace.mean(0), np.full(most.size, distances.trace.sum(1).max() / distances.spread)
+    weight, rise = (
+        distances.trace.mean(0),
+        np.full(most.size, distances.trace.sum(1).max() / distances.spread),
+    )
     if limits.use.size:
         price = limits.use.mean(0)
-        wish = np.sqrt(np.maximum(weight / np.maximum(price, 1e-3 * price.max()), 1e-30 * weight.max()))
+        wish = np.sqrt(
+            np.maximum(
+                weight / np.maximum(price, 1e-3 * price.max()), 1e-30 * weight.max()
+            )
+        )
         rise = np.minimum(rise, wish / float(np.max(limits.use @ wish)))
-    rise = np.clip(rise - least, np.minimum(least, 0.5 * (most - least)), 0.9 * (most - least))
+    rise = np.clip(
+        rise - least, np.minimum(least, 0.5 * (most - least)), 0.9 * (most - least)
+    )
     need, room = limits.use @ rise, np.maximum(1 - limits.use @ least, 1e-14)
-    return np.asarray(1 / (least + rise * min(1.0, 0.5 / float(np.max(need / room, initial=0.5)))))
+    return np.asarray(
+        1 / (least + rise * min(1.0, 0.5 / float(np.max(need / room, initial=0.5))))
+    )
 
 
 class NoisePath:
@@ -261,11 +325,22 @@ class NoisePath:
         care: share of the present gap that every step aims at, at least: 0 is fastest, 0.3 hardly ever goes astray.
     """
 
-    def __init__(self, distances: Distances, limits: NoiseLimits, care: float = 0.0) -> None:
-        self.distances, self.limits, self.care, self.v = distances, limits, care, start(limits, distances)
+    def __init__(
+        self, distances: Distances, limits: NoiseLimits, care: float = 0.0
+    ) -> None:
+        self.distances, self.limits, self.care, self.v = (
+            distances,
+            limits,
+            care,
+            start(limits, distances),
+        )
         self.rounds, self.kept = self.v.size, distances.shift.size
         self.F, self.g, self.J = distances.expand(self.v)
-        self.t = 1.2 * float(self.F.max()) - 0.1 * float(self.F.min()) + 1e-6 * distances.spread
+        self.t = (
+            1.2 * float(self.F.max())
+            - 0.1 * float(self.F.min())
+            + 1e-6 * distances.spread
+        )
         self.x = self._slacks()
         self.miss = np.zeros(self.x.size)
         self.z = 1 / self.x
@@ -273,12 +348,19 @@ class NoisePath:
 
     def _slacks(self) -> Array:
         v, limits = self.v, self.limits
-        return np.concatenate([self.t - self.F, 1 - limits.use @ (1 / v), v - limits.low, limits.high - v])
+        return np.concatenate(
+            [self.t - self.F, 1 - limits.use @ (1 / v), v - limits.low, limits.high - v]
+        )
 
     def _parts(self, stacked: Array) -> tuple[Array, Array, Array, Array]:
         """The parts of a stack: kept rounds, budgets, low, high."""
         S = self.rounds
-        return stacked[: self.kept], stacked[self.kept : -2 * S], stacked[-2 * S : -S], stacked[-S:]
+        return (
+            stacked[: self.kept],
+            stacked[self.kept : -2 * S],
+            stacked[-2 * S : -S],
+            stacked[-S:],
+        )
 
     @property
     def gap(self) -> float:
@@ -300,7 +382,11 @@ class NoisePath:
         self.slope, self.cost = self.g * v, self.limits.use / v
         self.level = omega.sum()
         self.mean = omega @ self.slope / self.level
-        bend = (self.J * (np.sqrt(w)[:, None, None] * v[:, None])).swapaxes(1, 2).reshape(-1, self.rounds)
+        bend = (
+            (self.J * (np.sqrt(w)[:, None, None] * v[:, None]))
+            .swapaxes(1, 2)
+            .reshape(-1, self.rounds)
+        )
         apart = (self.slope - self.mean) * np.sqrt(omega)[:, None]
         spend = self.cost * np.sqrt(paid)[:, None]
         H = bend.T @ bend + apart.T @ apart + spend.T @ spend
@@ -314,10 +400,20 @@ class NoisePath:
         """The step towards x z = aim: of v (relative), of t, of the slacks and of the prices."""
         wanted = aim / self.x
         w, lam, low, high = self._parts(wanted + self.ratio * self.miss)
-        off, off_level = w @ self.slope - lam @ self.cost + self.v * (high - low), 1 - w.sum()
-        y = -self.scale * cho_solve(self.factor, self.scale * (off + self.mean * off_level), check_finite=False)
+        off, off_level = (
+            w @ self.slope - lam @ self.cost + self.v * (high - low),
+            1 - w.sum(),
+        )
+        y = -self.scale * cho_solve(
+            self.factor, self.scale * (off + self.mean * off_level), check_finite=False
+        )
         dt = float(self.mean @ y - off_level / self.level)
-        dx = np.concatenate([dt - self.slope @ y, self.cost @ y, self.v * y, -self.v * y]) - self.miss
+        dx = (
+            np.concatenate(
+                [dt - self.slope @ y, self.cost @ y, self.v * y, -self.v * y]
+            )
+            - self.miss
+        )
         return y, dt, dx, wanted - self.z - self.ratio * dx
 
     def step(self) -> bool:
@@ -334,7 +430,11 @@ class NoisePath:
         behind = float(np.abs(self.miss) @ self.z) / self.gap
         centre = mu * min(1.0, max(after / mu, 0.0) ** 3 + 0.1 * behind + self.care)
         y, dt, dx, dz = self._direction(centre - alpha * alpha * dx * dz)
-        alpha = 0.99 * min(_reach(self.x, dx), _reach(self.z, dz), _reach(np.full(self.rounds, 0.8 - self.care), y))
+        alpha = 0.99 * min(
+            _reach(self.x, dx),
+            _reach(self.z, dz),
+            _reach(np.full(self.rounds, 0.8 - self.care), y),
+        )
         if not np.isfinite(alpha * y).all():
             return False
         self.v, self.t = self.v * (1 + alpha * y), self.t + alpha * dt

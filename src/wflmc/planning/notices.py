@@ -42,7 +42,9 @@ def oracle_notice(source: str = PRIVATE_DATA) -> Notice:
     return Notice(NoticeCode.ORACLE, text)
 
 
-def input_notices(posterior: Posterior, link: Link | None, privacy: Privacy) -> Iterator[Notice]:
+def input_notices(
+    posterior: Posterior, link: Link | None, privacy: Privacy
+) -> Iterator[Notice]:
     """Yield what to look at before anything is sent.
 
     Args:
@@ -138,7 +140,9 @@ def _expands(posterior: Posterior, plan: Plan) -> bool:
     return partial and posterior.expansion(step.max(), weight) > 1
 
 
-def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, request: PlanRequest) -> Iterator[Notice]:
+def plan_notices(
+    posterior: Posterior, plan: Plan, problem: Problem, request: PlanRequest
+) -> Iterator[Notice]:
     """Yield all notices about a plan; those that every plan like it has come last.
 
     Args:
@@ -177,7 +181,9 @@ def plan_notices(posterior: Posterior, plan: Plan, problem: Problem, request: Pl
             NoticeCode.EXPANDING_ROUNDS,
             "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge.",
         )
-    by_posterior = exact and plan.lower_bound is not None and request.policy.proxy is None
+    by_posterior = (
+        exact and plan.lower_bound is not None and request.policy.proxy is None
+    )
     if by_posterior and epsilon is not None:
         yield oracle_notice()
     yield from estimate_notices(posterior)

@@ -20,7 +20,13 @@ from wflmc.planning.schedule import RULES
 from wflmc.planning.steps import SCHEDULES
 from wflmc.posterior.inputs import INITS
 from wflmc.privacy import Privacy
-from wflmc.support.declarations import Choices, Interval, NotInFiles, check_fields, documented
+from wflmc.support.declarations import (
+    Choices,
+    Interval,
+    NotInFiles,
+    check_fields,
+    documented,
+)
 from wflmc.support.errors import InputError
 
 OBJECTIVES = ("worst", "average", "exact", "transcript")
@@ -202,13 +208,20 @@ class PlanRequest:
     initial_w2_sq: float | None = None
 
     def __post_init__(self) -> None:
-        check_kinds(link=self.link, privacy=self.privacy, sampler=self.sampler, policy=self.policy)
+        check_kinds(
+            link=self.link,
+            privacy=self.privacy,
+            sampler=self.sampler,
+            policy=self.policy,
+        )
         self._check_rounds()
         self._check_steps()
         self._check_objective()
         distance = self.initial_w2_sq
         if distance is not None and not 0 <= distance < np.inf:
-            raise InputError("initial_w2_sq", distance, "finite and at least 0", section="posterior")
+            raise InputError(
+                "initial_w2_sq", distance, "finite and at least 0", section="posterior"
+            )
 
     @property
     def rounds(self) -> int:

@@ -314,7 +314,10 @@ class Plan(Shown):
     @property
     def regime_share(self) -> dict[str, float]:
         """Fraction of the rounds at each limit; policy-limited only if it is not 0."""
-        shares = {name: float(np.mean(self.limit == index)) for index, name in enumerate(LIMITS)}
+        shares = {
+            name: float(np.mean(self.limit == index))
+            for index, name in enumerate(LIMITS)
+        }
         if shares[POLICY] == 0:
             del shares[POLICY]
         return shares
@@ -556,7 +559,12 @@ class Plan(Shown):
     @property
     def digest(self) -> str:
         """A short name for all that the plan makes devices and server do."""
-        numbers = [self.noise_power, self.start, self.burn_in, *jax.tree.leaves(self.dynamics)]
+        numbers = [
+            self.noise_power,
+            self.start,
+            self.burn_in,
+            *jax.tree.leaves(self.dynamics),
+        ]
         numbers += [value for value in (self.downlink_noise, self.rounding) if value]
         return digest(
             *jax.tree.leaves(self.rounds),
@@ -682,7 +690,10 @@ def _joined_rounds(first: Plan, added: Plan) -> Rounds:
             continue
         if field.name == "received":
             pairs = zip(parts, (first, added), strict=True)
-            parts = [np.ones_like(plan.weight) if part is None else part for part, plan in pairs]
+            parts = [
+                np.ones_like(plan.weight) if part is None else part
+                for part, plan in pairs
+            ]
         joined[field.name] = np.concatenate(parts)
     return Rounds(**joined)
 
@@ -707,9 +718,15 @@ def _plan_arrays(plan: Plan) -> storage.Arrays:
     }
     del certificate["notices"]
     context = vars(plan.context) | {
-        **{f"privacy.{field.name}": getattr(plan.privacy, field.name) for field in fields(Privacy)},
+        **{
+            f"privacy.{field.name}": getattr(plan.privacy, field.name)
+            for field in fields(Privacy)
+        },
         "dynamics.name": plan.dynamics.name,
-        **{f"dynamics.{name}": value for name, value in plan.dynamics.parameters.items()},
+        **{
+            f"dynamics.{name}": value
+            for name, value in plan.dynamics.parameters.items()
+        },
     }
     del context["privacy"], context["dynamics"]
     rounds = {field.name: getattr(plan.rounds, field.name) for field in fields(Rounds)}

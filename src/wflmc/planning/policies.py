@@ -54,8 +54,15 @@ def optimal(problem: Problem) -> Allocation:
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
     if np.all(problem.cap @ problem.active <= problem.budget):
-        return Allocation(problem.cap, problem.value(problem.bound(problem.cap)) if problem.has_bound else None)
-    if problem.rounds - problem.burn_in == 1 and closed_form.is_static(problem) and not problem.floor.any():
+        return Allocation(
+            problem.cap,
+            problem.value(problem.bound(problem.cap)) if problem.has_bound else None,
+        )
+    if (
+        problem.rounds - problem.burn_in == 1
+        and closed_form.is_static(problem)
+        and not problem.floor.any()
+    ):
         return closed_form.solve(problem)
     solution = allocate(problem.program())
     return Allocation(solution.a, solution.lower_bound)
@@ -77,7 +84,8 @@ def check_floor(problem: Problem) -> None:
     needs = {
         "transmit power": float(np.max(problem.floor / problem.power_cap)),
         "the noise that Langevin sampling needs": float(
-            np.max(problem.floor / problem.lmc_cap) * (problem.fills_up and problem.objective != "transcript")
+            np.max(problem.floor / problem.lmc_cap)
+            * (problem.fills_up and problem.objective != "transcript")
         ),
         "privacy": float(np.max(problem.floor @ problem.active / problem.budget)),
     }
@@ -86,7 +94,9 @@ def check_floor(problem: Problem) -> None:
         # The floor goes with the inverse square of the limit; the margin is more than printing rounds away.
         limit = problem.noise_limit * np.sqrt(needs[cause]) * (1 + 1e-5)
         allowed = f"at least {limit:.6g}: {cause} allows no less noise"
-        raise InputError("max_round_noise", problem.noise_limit, allowed, section="policy")
+        raise InputError(
+            "max_round_noise", problem.noise_limit, allowed, section="policy"
+        )
 
 
 def equal(problem: Problem) -> Allocation:
@@ -97,7 +107,9 @@ def equal(problem: Problem) -> Allocation:
 def equal_parts(problem: Problem) -> Array:
     """The power of every round that spends no more than an equal part of any sender's budget, [S]."""
     rounds_of_device = np.maximum(problem.active.sum(0), 1)
-    return np.where(problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf).min(-1)
+    return np.where(
+        problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf
+    ).min(-1)
 
 
 def ideal(problem: Problem) -> Allocation:
@@ -120,7 +132,9 @@ POLICIES: dict[str, PowerPolicy] = {
 }
 
 
-def policy_named(power: str | PowerPolicy | Callable[[Problem], Allocation]) -> PowerPolicy:
+def policy_named(
+    power: str | PowerPolicy | Callable[[Problem], Allocation],
+) -> PowerPolicy:
     """Return the policy that `Policy.power` stands for.
 
     Args:
@@ -130,5 +144,9 @@ def policy_named(power: str | PowerPolicy | Callable[[Problem], Allocation]) -> 
     Raises:
         InputError: no policy has that name.
     """
-    policy = load("policies", power, "power", POLICIES, section="policy") if isinstance(power, str) else power
+    policy = (
+        load("policies", power, "power", POLICIES, section="policy")
+        if isinstance(power, str)
+        else power
+    )
     return policy if isinstance(policy, PowerPolicy) else PowerPolicy(policy)

@@ -36,10 +36,17 @@ def sampling_variance(clip: Array, senders: int) -> float:
     Sampling without replacement gives K(K−q)/(q(K−1)) Σ‖g_k − ḡ‖², and Σ‖g_k − ḡ‖² ≤ Σ‖g_k‖² ≤ Σ ℓ_k².
     """
     devices = clip.size
-    return devices * (devices - senders) / (senders * max(1, devices - 1)) * float(np.sum(clip**2))
+    return (
+        devices
+        * (devices - senders)
+        / (senders * max(1, devices - 1))
+        * float(np.sum(clip**2))
+    )
 
 
-def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float) -> Schedule:
+def threshold_schedule(
+    gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float
+) -> Schedule:
     """The best threshold of every round under full power (paper, Sec. V-D): O(K log K) a round, all rounds at once.
 
     It weighs the error of silent devices against the excess noise that a weak device forces on all, both
@@ -66,7 +73,9 @@ def threshold_schedule(gains: Array, clip: Array, device_cap: Array, step_size: 
     return Schedule(threshold, gains >= threshold[:, None])
 
 
-def _best_threshold(gains: Array, clip: Array, device_cap: Array, step_size: Array, weight: float) -> Array:
+def _best_threshold(
+    gains: Array, clip: Array, device_cap: Array, step_size: Array, weight: float
+) -> Array:
     """Return the best threshold of every round, [S]; arguments as of `threshold_schedule`."""
     devices = gains.shape[-1]
     order = np.argsort(-gains, axis=-1, kind="stable")
@@ -94,7 +103,14 @@ def by_quality(quality: Array, lots: Array, senders: int) -> Schedule:
     return Schedule(np.full(quality.shape[:-1], np.nan), active)
 
 
-def best_senders(quality: Array, lots: Array, clip: Array, device_cap: Array, step_size: float, weight: float) -> int:
+def best_senders(
+    quality: Array,
+    lots: Array,
+    clip: Array,
+    device_cap: Array,
+    step_size: float,
+    weight: float,
+) -> int:
     """The number of senders with the least mean error of a round under full power, over simulated rounds [n, K].
 
     It weighs sampling variance against excess noise, in the units of `threshold_schedule`.
@@ -102,8 +118,13 @@ def best_senders(quality: Array, lots: Array, clip: Array, device_cap: Array, st
     devices = clip.size
     order = np.lexsort((lots, -quality), axis=-1)
     cap = np.minimum.accumulate(np.take_along_axis(device_cap, order, -1), axis=-1)
-    excess = np.maximum(0.0, (devices / np.arange(1, devices + 1)) ** 2 / cap - 2 / step_size).mean(0)
-    error = np.array([sampling_variance(clip, q) for q in range(1, devices + 1)]) + weight * excess
+    excess = np.maximum(
+        0.0, (devices / np.arange(1, devices + 1)) ** 2 / cap - 2 / step_size
+    ).mean(0)
+    error = (
+        np.array([sampling_variance(clip, q) for q in range(1, devices + 1)])
+        + weight * excess
+    )
     return int(devices - np.argmin(error[::-1]))
 
 
@@ -123,13 +144,17 @@ class Rule:
     senders: int = 0
     """The number of senders of `unbiased`."""
 
-    def __call__(self, gains: Array, ranking: tuple[Array, Array] | None = None) -> Schedule:
+    def __call__(
+        self, gains: Array, ranking: tuple[Array, Array] | None = None
+    ) -> Schedule:
         """Who sends, given |h|[S, K], and for `unbiased` how good that is for each device, with lots."""
         if ranking is not None:
             return by_quality(*ranking, self.senders)
         if self.name == "all":
             return Schedule(np.zeros(gains.shape[0]), np.ones(gains.shape, dtype=bool))
-        return threshold_schedule(gains, self.clip, self.reach * gains**2, self.step_size, self.weight)
+        return threshold_schedule(
+            gains, self.clip, self.reach * gains**2, self.step_size, self.weight
+        )
 
     def power_cap(self, gains: Array, active: NDArray[np.bool_]) -> Array:
         """The largest a that the weakest sender of a round can afford, [S]."""
@@ -142,7 +167,9 @@ class Rule:
         """
         silent = participation_error(self.clip, active)
         if self.name == "unbiased":
-            silent = np.full(active.shape[:-1], sampling_variance(self.clip, self.senders))
+            silent = np.full(
+                active.shape[:-1], sampling_variance(self.clip, self.senders)
+            )
         if self.uncertainty == 1:
             return silent
         heard = active.shape[-1] / active.sum(-1) * (active * self.clip).sum(-1)

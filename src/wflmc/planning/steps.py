@@ -38,7 +38,9 @@ class Steps(NamedTuple):
         return kept * factors
 
 
-def plan_steps(make: Callable[[Array], Plan], kept: float, burn_in: int, samples: int) -> Array:
+def plan_steps(
+    make: Callable[[Array], Plan], kept: float, burn_in: int, samples: int
+) -> Array:
     """η[S] with `kept` after burn-in, such that both the objective and `clipped_law` of its plan are small.
 
     The bound alone would mislead: it counts excess noise κ ≈ 4/(ημ) times, the less often the larger the step, and
@@ -52,15 +54,23 @@ def plan_steps(make: Callable[[Array], Plan], kept: float, burn_in: int, samples
     constant = make(np.full(burn_in + samples, kept))
     reference = _worth(constant)
     best, score, tried = Steps(1.0, burn_in, 0), 1.0, {}
-    top = max(1.0, 2 / (constant.mu + constant.L) / kept)  # where a step forgets the most
+    top = max(
+        1.0, 2 / (constant.mu + constant.L) / kept
+    )  # where a step forgets the most
 
     def look(level: float, large: int, settle: int) -> None:
         nonlocal best, score
-        steps = Steps(float(np.clip(level, 1.0, top)), max(1, min(large, burn_in - settle)), settle)
+        steps = Steps(
+            float(np.clip(level, 1.0, top)),
+            max(1, min(large, burn_in - settle)),
+            settle,
+        )
         if steps in tried or not 0 <= settle < burn_in:
             return
         try:
-            tried[steps] = float(np.max(_worth(make(steps.sizes(kept, burn_in, samples))) / reference))
+            tried[steps] = float(
+                np.max(_worth(make(steps.sizes(kept, burn_in, samples))) / reference)
+            )
         except InputError:
             tried[steps] = np.inf
         if tried[steps] < score * (1 - 1e-9):
@@ -83,7 +93,12 @@ def plan_steps(make: Callable[[Array], Plan], kept: float, burn_in: int, samples
 
 def _worth(plan: Plan) -> Array:
     kept = clipped_law(plan)[plan.burn_in :]
-    return np.array([plan.objective, kept.mean() if plan.certificate.objective_name == "average" else kept.max()])
+    return np.array(
+        [
+            plan.objective,
+            kept.mean() if plan.certificate.objective_name == "average" else kept.max(),
+        ]
+    )
 
 
 def clipped_law(plan: Plan) -> Array:
@@ -93,7 +108,9 @@ def clipped_law(plan: Plan) -> Array:
     is a model to compare schedules by, neither a bound nor the law of any chain.
     """
     reach = float(plan.clip.sum())
-    rounds = list(zip(plan.step_size.tolist(), plan.noise_variance.tolist(), strict=True))
+    rounds = list(
+        zip(plan.step_size.tolist(), plan.noise_variance.tolist(), strict=True)
+    )
 
     def on_quadratic(curvature: float) -> Array:
         away, variance, history = plan.initial_w2_sq, 1 / curvature, []
@@ -103,6 +120,8 @@ def clipped_law(plan: Plan) -> Array:
             away, variance = left * left * away, left * left * variance + noise
             history.append((away, variance))
         away_sq, variances = np.array(history).T
-        return np.asarray(away_sq + plan.dim * (np.sqrt(variances) - curvature**-0.5) ** 2)
+        return np.asarray(
+            away_sq + plan.dim * (np.sqrt(variances) - curvature**-0.5) ** 2
+        )
 
     return np.maximum(on_quadratic(plan.mu), on_quadratic(plan.L))

@@ -14,7 +14,12 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.sums.bound import RoundingError, SumSettings, rounding_error, vector_norm_error
+from wflmc.sums.bound import (
+    RoundingError,
+    SumSettings,
+    rounding_error,
+    vector_norm_error,
+)
 from wflmc.sums.devices import ClippedSum
 from wflmc.support.errors import InputError, missing
 
@@ -41,7 +46,12 @@ class SumsGradients(Protocol):
 
     @abstractmethod
     def unrounded_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe = None,
+        example_clip: Maybe = None,
     ) -> ClippedSum:
         """Return Σ_k weight_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32, and the norms ‖g_k‖, [K].
 
@@ -113,7 +123,12 @@ class Posterior(SumsGradients, Protocol):
         """Draw the start of one chain, [m]."""
 
     def clipped_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe = None,
+        example_clip: Maybe = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Return `unrounded_sum` rounded to float32, [m], and the norms ‖g_k‖ before clipping, [K]."""
         total, norms = self.unrounded_sum(theta, weight, clip, key, example_clip)
@@ -128,7 +143,9 @@ class Posterior(SumsGradients, Protocol):
         """Return the norm of every example's gradient at theta[..., m], [..., N]."""
 
     @abstractmethod
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
+    def on_accelerator(
+        self, chains: int, limit: float, by_example: bool = False
+    ) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a memory limit.
 
         Args:
@@ -202,7 +219,9 @@ class Posterior(SumsGradients, Protocol):
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, weight[..., K] -> [...]."""
-        return np.asarray(self.dim * (np.sum(weight, axis=-1) * self.L) ** 2)  # no ∇f_k is less smooth than ∇f
+        return np.asarray(
+            self.dim * (np.sum(weight, axis=-1) * self.L) ** 2
+        )  # no ∇f_k is less smooth than ∇f
 
     def expansion(self, step_size: float, weight: ArrayLike) -> float:
         """Return the largest factor by which one round of weight[S, K] can stretch an error of θ; 1 if unknown."""
@@ -256,7 +275,11 @@ class Predicts(Protocol):
 def check_posterior(posterior: object) -> None:
     """Refuse what does not derive from `Posterior`."""
     if Posterior not in type(posterior).__mro__:
-        raise InputError("posterior", type(posterior).__name__, "a posterior, such as that of wflmc.posterior_from(…)")
+        raise InputError(
+            "posterior",
+            type(posterior).__name__,
+            "a posterior, such as that of wflmc.posterior_from(…)",
+        )
 
 
 def check_device(index: int, devices: int) -> None:

@@ -51,7 +51,9 @@ class Coordinates(NamedTuple):
 
     def shared(self, devices: int) -> Coordinates:
         """Return the same with one device's share of the prior."""
-        return self._replace(spread=self.spread * devices**0.5, precision=self.precision / devices)
+        return self._replace(
+            spread=self.spread * devices**0.5, precision=self.precision / devices
+        )
 
 
 @without_data
@@ -74,16 +76,24 @@ class Affine(NamedTuple):
     def of(self, theta: Points) -> Points:
         """Return φ[..., m] of θ[..., m]."""
         away = theta - self.centre
-        return away / self.matrix if self.matrix.ndim == 1 else away @ np.linalg.inv(self.matrix).T
+        return (
+            away / self.matrix
+            if self.matrix.ndim == 1
+            else away @ np.linalg.inv(self.matrix).T
+        )
 
 
 def _apply(values: Points, matrix: Array) -> Points:
     """Return values[..., m] times the matrix, in pieces of its size."""
     pieces = values.shape[-1] // len(matrix)
-    return (values.reshape(*values.shape[:-1], pieces, len(matrix)) @ matrix).reshape(values.shape)
+    return (values.reshape(*values.shape[:-1], pieces, len(matrix)) @ matrix).reshape(
+        values.shape
+    )
 
 
-def coordinates(matrix: ArrayLike, prior_std: float, prior_on: str = "parameters") -> Coordinates:
+def coordinates(
+    matrix: ArrayLike, prior_std: float, prior_on: str = "parameters"
+) -> Coordinates:
     """Return coordinates by W, with the prior N(0, prior_std² I) on the parameters θ or on the coordinates φ."""
     W = np.asarray(matrix, dtype=float)
     if prior_on not in PRIORS:
@@ -93,10 +103,18 @@ def coordinates(matrix: ArrayLike, prior_std: float, prior_on: str = "parameters
     inverse = np.linalg.inv(W)
     if prior_on == "parameters":
         return Coordinates(W, inverse, prior_std * inverse.T, W @ W.T / prior_std**2)
-    return Coordinates(W, inverse, prior_std * np.eye(len(W)), np.eye(len(W)) / prior_std**2)
+    return Coordinates(
+        W, inverse, prior_std * np.eye(len(W)), np.eye(len(W)) / prior_std**2
+    )
 
 
-def whitening(mean: ArrayLike, covariance: ArrayLike, intercept: bool, least: float = 0.0, ridge: float = 0.0) -> Array:
+def whitening(
+    mean: ArrayLike,
+    covariance: ArrayLike,
+    intercept: bool,
+    least: float = 0.0,
+    ridge: float = 0.0,
+) -> Array:
     """Return W with z = W u of unit second moments: E[z zᵀ] = I where `least` and `ridge` are zero.
 
     Args:
@@ -114,5 +132,10 @@ def whitening(mean: ArrayLike, covariance: ArrayLike, intercept: bool, least: fl
         moments = np.block([[moments, centre[:, None]], [centre, np.ones(1)]])
     values, vectors = np.linalg.eigh(moments)
     if not values[-1] > 0:
-        raise InputError("data", "features that are all zero", "features that vary, for whitening")
-    return np.asarray((vectors / np.sqrt(np.maximum(values + ridge, SMALLEST * values[-1]))) @ vectors.T)
+        raise InputError(
+            "data", "features that are all zero", "features that vary, for whitening"
+        )
+    return np.asarray(
+        (vectors / np.sqrt(np.maximum(values + ridge, SMALLEST * values[-1])))
+        @ vectors.T
+    )

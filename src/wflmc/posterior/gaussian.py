@@ -56,9 +56,17 @@ class GaussianPosterior(Regression):
         return self.features, self.target
 
     def _with_data(
-        self, features: Array, outcomes: Any, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None
+        self,
+        features: Array,
+        outcomes: Any,
+        sizes: NDArray[np.intp],
+        prior_std: float,
+        space: Coordinates | None,
     ) -> "GaussianPosterior":
-        return replace(_assemble(features, outcomes, sizes, prior_std, space), intercept=self.intercept)
+        return replace(
+            _assemble(features, outcomes, sizes, prior_std, space),
+            intercept=self.intercept,
+        )
 
     @property
     def exact(self) -> Gaussian:
@@ -76,15 +84,26 @@ class GaussianPosterior(Regression):
     def _initial(self, init: str) -> Gaussian:
         """Return the law of the start in the chain's coordinates: the prior, or a point mass at zero."""
         check_init(init)
-        spread = self.prior_std * np.eye(self.dim) if self.coordinates is None else self.coordinates.spread
-        return Gaussian(np.zeros(self.dim), spread @ spread.T if init == "prior" else 0.0 * spread)
+        spread = (
+            self.prior_std * np.eye(self.dim)
+            if self.coordinates is None
+            else self.coordinates.spread
+        )
+        return Gaussian(
+            np.zeros(self.dim), spread @ spread.T if init == "prior" else 0.0 * spread
+        )
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the start and the posterior, in the coordinates that chains move in."""
         return float(w2_squared(self._initial(init), self.exact_in_coordinates))
 
     def unrounded_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe = None,
+        example_clip: Maybe = None,
     ) -> ClippedSum:
         """Return `clipped_sum` before it is rounded."""
         block = self.block or self.devices
@@ -98,7 +117,9 @@ class GaussianPosterior(Regression):
             features=split_blocks(self.features, block),
             target=split_blocks(self.target, block),
         )
-        return sums.record_clipped_sum(records, self._prior_curvature, theta, weight, clip, example_clip)
+        return sums.record_clipped_sum(
+            records, self._prior_curvature, theta, weight, clip, example_clip
+        )
 
     @property
     def _prior_curvature(self) -> Array:
@@ -113,9 +134,15 @@ class GaussianPosterior(Regression):
 
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
-        return float(self.devices * self.dim * (50 + (self.features.shape[1] if by_example else self.dim)))
+        return float(
+            self.devices
+            * self.dim
+            * (50 + (self.features.shape[1] if by_example else self.dim))
+        )
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
+    def on_accelerator(
+        self, chains: int, limit: float, by_example: bool = False
+    ) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`.
 
         Examples are taken along only where they are to be clipped one by one.
@@ -130,14 +157,19 @@ class GaussianPosterior(Regression):
         taken = {"hessian": self.hessian, "linear": self.linear}
         taken |= {"features": self.features[:, rows], "target": self.target[:, rows]}
         padded: dict[str, Any] = {
-            name: pad_to_blocks(values.astype(np.float32), block) for name, values in taken.items()
+            name: pad_to_blocks(values.astype(np.float32), block)
+            for name, values in taken.items()
         }
-        return replace(self, **padded, block=block, subject="")  # other data, same program
+        return replace(
+            self, **padded, block=block, subject=""
+        )  # other data, same program
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return ‖gradient‖ of every example at theta[..., m], [..., N]."""
         u, v = self.real_rows(self.features), self.real_rows(self.target)
-        return np.abs(self.coordinates_of(np.asarray(theta)) @ u.T - v) * np.linalg.norm(u, axis=1)
+        return np.abs(
+            self.coordinates_of(np.asarray(theta)) @ u.T - v
+        ) * np.linalg.norm(u, axis=1)
 
     def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> Array:
         mean = theta @ rows.T
@@ -161,13 +193,20 @@ class GaussianPosterior(Regression):
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Return E‖Σ_k w_k H_k e_k‖² for unit downlink noise e_k at every device, weight[..., K] -> [...]."""
-        return np.asarray(np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2)))
+        return np.asarray(
+            np.asarray(weight, dtype=float) ** 2 @ (self.hessian**2).sum((-1, -2))
+        )
 
     def chain(self, motion: Motion) -> LinearChain:
         """Return a chain that is never clipped, as a linear one."""
-        eta, weights = np.asarray(motion.step_size, dtype=float), np.asarray(motion.weight, dtype=float)
+        eta, weights = (
+            np.asarray(motion.step_size, dtype=float),
+            np.asarray(motion.weight, dtype=float),
+        )
         hessian, linear = np.tensordot(weights, self.hessian, 1), weights @ self.linear
-        readout = np.eye(self.dim) if self.coordinates is None else self.coordinates.matrix.T
+        readout = (
+            np.eye(self.dim) if self.coordinates is None else self.coordinates.matrix.T
+        )
         start = Gaussian(*motion.dynamics.initial_law(*self._initial(motion.init)))
         moves = motion.dynamics.linear_round(eta, hessian, linear)
         made = LinearChain(start, *moves, motion.dynamics.readout(readout))
@@ -175,11 +214,20 @@ class GaussianPosterior(Regression):
             return made
         kick = motion.dynamics.kick(eta)
         downlink = np.asarray(motion.downlink, dtype=float)
-        other = (kick**2 * downlink)[..., None, None] * np.tensordot(weights**2, self.hessian @ self.hessian, 1)
-        return made._replace(other=made.enters @ other @ np.swapaxes(made.enters, -1, -2))
+        other = (kick**2 * downlink)[..., None, None] * np.tensordot(
+            weights**2, self.hessian @ self.hessian, 1
+        )
+        return made._replace(
+            other=made.enters @ other @ np.swapaxes(made.enters, -1, -2)
+        )
 
     def law(
-        self, step_size: ArrayLike, weight: ArrayLike, noise_variance: ArrayLike, init: str = "prior", **others: Any
+        self,
+        step_size: ArrayLike,
+        weight: ArrayLike,
+        noise_variance: ArrayLike,
+        init: str = "prior",
+        **others: Any,
     ) -> Gaussian:
         """Return the exact law of θ[1..S] while no gradient is clipped: mean[..., S, m], covariance[..., S, m, m].
 
@@ -195,13 +243,19 @@ class GaussianPosterior(Regression):
     def quadratic(self, init: str = "prior") -> Quadratic:
         """Return the cost around its mode, which for this model is all of it."""
         values, vectors = np.linalg.eigh(self.hessian.sum(0))
-        spread = np.einsum("ij,ik,kj->j", vectors, self._initial(init).covariance, vectors)
+        spread = np.einsum(
+            "ij,ik,kj->j", vectors, self._initial(init).covariance, vectors
+        )
         pull = (self.hessian @ self.mean - self.linear) @ vectors
         return Quadratic(values, -self.mean @ vectors, spread, pull, self.exact.mean)
 
 
 def _assemble(
-    features: Array, target: Array, sizes: NDArray[np.intp], prior_std: float, space: Coordinates | None = None
+    features: Array,
+    target: Array,
+    sizes: NDArray[np.intp],
+    prior_std: float,
+    space: Coordinates | None = None,
 ) -> GaussianPosterior:
     devices, _, dim = features.shape
     prior = np.eye(dim) / prior_std**2 if space is None else space.precision
@@ -210,14 +264,34 @@ def _assemble(
         linear = np.einsum("kn,knm->km", target, features)
     total = hessian.sum(0)
     if not np.all(np.isfinite(total)):
-        raise InputError("data", "values whose squares overflow", "scaled to moderate size")
+        raise InputError(
+            "data", "values whose squares overflow", "scaled to moderate size"
+        )
     values, vectors = np.linalg.eigh(total)
     if not values[0] > 0:
-        raise InputError("data", f"features with a Hessian eigenvalue of {values[0]:.3g}", "scaled to moderate size")
+        raise InputError(
+            "data",
+            f"features with a Hessian eigenvalue of {values[0]:.3g}",
+            "scaled to moderate size",
+        )
     held: dict[str, Any] = {"features": features, "target": target, "sizes": sizes}
-    held |= {"prior_std": prior_std, "coordinates": space, "hessian": hessian, "linear": linear}
-    mean, covariance = np.linalg.solve(total, linear.sum(0)), (vectors / values) @ vectors.T
-    return GaussianPosterior(**held, mean=mean, covariance=covariance, mu=float(values[0]), L=float(values[-1]))
+    held |= {
+        "prior_std": prior_std,
+        "coordinates": space,
+        "hessian": hessian,
+        "linear": linear,
+    }
+    mean, covariance = (
+        np.linalg.solve(total, linear.sum(0)),
+        (vectors / values) @ vectors.T,
+    )
+    return GaussianPosterior(
+        **held,
+        mean=mean,
+        covariance=covariance,
+        mu=float(values[0]),
+        L=float(values[-1]),
+    )
 
 
 def gaussian_regression(
@@ -247,8 +321,12 @@ def gaussian_regression(
         prior_std: s of the prior N(0, s² I).
     """
     check_regression(devices, prior_std, X, y, examples=examples, dim=dim)
-    features, target = _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
-    u, v, sizes = spread_over_devices(key, features, target, devices, intercept, partition)
+    features, target = (
+        _synthetic(key, examples, dim) if X is None or y is None else checked(X, y)
+    )
+    u, v, sizes = spread_over_devices(
+        key, features, target, devices, intercept, partition
+    )
     return replace(_assemble(u, v, sizes, prior_std), intercept=intercept)
 
 

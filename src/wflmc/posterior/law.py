@@ -23,14 +23,22 @@ def w2_squared(first: Gaussian, second: Gaussian) -> Array:
 
     Broadcasts over the front; infinite where the first law has overflowed.
     """
-    finite = np.asarray((np.abs(first.mean) < 1e75).all(-1) & (np.abs(first.covariance) < 1e150).all((-1, -2)))
+    finite = np.asarray(
+        (np.abs(first.mean) < 1e75).all(-1)
+        & (np.abs(first.covariance) < 1e150).all((-1, -2))
+    )
     first = Gaussian(
-        np.where(finite[..., None], first.mean, 0.0), np.where(finite[..., None, None], first.covariance, 0.0)
+        np.where(finite[..., None], first.mean, 0.0),
+        np.where(finite[..., None, None], first.covariance, 0.0),
     )
     values, vectors = np.linalg.eigh(second.covariance)
-    root = (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(
+        vectors, -1, -2
+    )
     inner = root @ first.covariance @ root
-    cross = np.sqrt(np.maximum(np.linalg.eigvalsh(0.5 * (inner + np.swapaxes(inner, -1, -2))), 0.0)).sum(-1)
+    cross = np.sqrt(
+        np.maximum(np.linalg.eigvalsh(0.5 * (inner + np.swapaxes(inner, -1, -2))), 0.0)
+    ).sum(-1)
     traces = np.trace(first.covariance, axis1=-2, axis2=-1) + values.sum(-1)
     shift = ((first.mean - second.mean) ** 2).sum(-1)
     return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
@@ -61,7 +69,9 @@ class LinearChain(NamedTuple):
             spread = spread + self.other
         # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
         compose = _by_doubling if self.matrix.shape[-1] <= 12 else _round_by_round
-        with np.errstate(over="ignore", invalid="ignore"):  # a chain that diverges ends in inf, and is reported as such
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a chain that diverges ends in inf, and is reported as such
             return compose(self.start, self.matrix, self.offset, spread)
 
     def law(self, noise_variance: ArrayLike) -> Gaussian:
@@ -70,7 +80,10 @@ class LinearChain(NamedTuple):
 
     def _read(self, states: Gaussian) -> Gaussian:
         with np.errstate(over="ignore", invalid="ignore"):
-            return Gaussian(states.mean @ self.readout.T, self.readout @ states.covariance @ self.readout.T)
+            return Gaussian(
+                states.mean @ self.readout.T,
+                self.readout @ states.covariance @ self.readout.T,
+            )
 
     def variance_of_mean(self, noise_variance: ArrayLike, burn_in: int) -> Array:
         """Return the variance of the mean of θ over the rounds after burn-in, [m], for one chain and σ²[S]."""
@@ -96,24 +109,32 @@ class LinearChain(NamedTuple):
         return Response(still.covariance[burn_in:], effect, shift, target.covariance)
 
 
-def _by_doubling(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+def _by_doubling(
+    start: Gaussian, matrix: Array, offset: Array, spread: Array
+) -> Gaussian:
     """Compose neighbouring maps, then maps of neighbours, and so on: composition is associative."""
     matrix, offset = matrix.copy(), offset.copy()
     shift = 1
     while shift < matrix.shape[-3]:
         late, early = np.s_[..., shift:, :, :], np.s_[..., :-shift, :, :]
         a = matrix[late]
-        new_offset = offset[..., shift:, :] + np.einsum("...ij,...j->...i", a, offset[..., :-shift, :])
+        new_offset = offset[..., shift:, :] + np.einsum(
+            "...ij,...j->...i", a, offset[..., :-shift, :]
+        )
         new_spread = spread[late] + a @ spread[early] @ np.swapaxes(a, -1, -2)
         matrix[late] = a @ matrix[early]
         offset[..., shift:, :] = new_offset
         spread[late] = new_spread
         shift *= 2
     mean = np.einsum("...ij,...j->...i", matrix, start.mean) + offset
-    return Gaussian(mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread)
+    return Gaussian(
+        mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread
+    )
 
 
-def _round_by_round(start: Gaussian, matrix: Array, offset: Array, spread: Array) -> Gaussian:
+def _round_by_round(
+    start: Gaussian, matrix: Array, offset: Array, spread: Array
+) -> Gaussian:
     mean, covariance = start
     means, covariances = np.empty_like(offset), np.empty_like(matrix)
     for s in range(matrix.shape[-3]):
@@ -128,4 +149,8 @@ def pool(laws: Gaussian) -> Gaussian:
     """Return the first two moments of an equal mixture over the leading axis: E[m], E[C] + Cov(m)."""
     mean = laws.mean.mean(0)
     away = laws.mean - mean
-    return Gaussian(mean, laws.covariance.mean(0) + np.einsum("p...i,p...j->...ij", away, away) / away.shape[0])
+    return Gaussian(
+        mean,
+        laws.covariance.mean(0)
+        + np.einsum("p...i,p...j->...ij", away, away) / away.shape[0],
+    )

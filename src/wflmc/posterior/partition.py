@@ -34,11 +34,23 @@ def assign(
     """
     count = labels.shape[0]
     if not 1 <= devices <= count:
-        raise InputError("devices", devices, f"at least 1, and at most the number of examples ({count})")
+        raise InputError(
+            "devices",
+            devices,
+            f"at least 1, and at most the number of examples ({count})",
+        )
     if not isinstance(rule, str):
         given = np.asarray(rule)
-        if given.shape != (count,) or given.dtype.kind not in "iu" or set(np.unique(given)) != set(range(devices)):
-            raise InputError("partition", f"an array of shape {given.shape}", f"a rule, or {count} devices: 0 to K − 1")
+        if (
+            given.shape != (count,)
+            or given.dtype.kind not in "iu"
+            or set(np.unique(given)) != set(range(devices))
+        ):
+            raise InputError(
+                "partition",
+                f"an array of shape {given.shape}",
+                f"a rule, or {count} devices: 0 to K − 1",
+            )
         return given.astype(np.intp)
     if rule == "blocks":
         order = np.arange(count)
@@ -65,8 +77,13 @@ def spread_over_devices(
 
     Devices of unlike size are filled up with zeros. An intercept adds a column of ones to the real rows.
     """
-    owner = assign(rule, outcomes.astype(float), devices, host_generator(key, "data", "partition"))
-    order, sizes = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=devices)
+    owner = assign(
+        rule, outcomes.astype(float), devices, host_generator(key, "data", "partition")
+    )
+    order, sizes = (
+        np.argsort(owner, kind="stable"),
+        np.bincount(owner, minlength=devices),
+    )
     real = np.arange(sizes.max()) < sizes[:, None]
 
     places = np.flatnonzero(real)
@@ -75,10 +92,14 @@ def spread_over_devices(
         """Return values[N, ...] as [K, n, ...], and columns of ones beside them."""
         rest = (values.shape[1] + ones,) if values.ndim > 1 else ()
         held = np.zeros((real.size, *rest), values.dtype)
-        for start in range(0, len(places), ROWS_AT_ONCE):  # without a second copy of all that is held
+        for start in range(
+            0, len(places), ROWS_AT_ONCE
+        ):  # without a second copy of all that is held
             some = slice(start, start + ROWS_AT_ONCE)
             taken = values[order[some]]
-            held[places[some]] = np.pad(taken, ((0, 0), (0, ones)), constant_values=1) if ones else taken
+            held[places[some]] = (
+                np.pad(taken, ((0, 0), (0, ones)), constant_values=1) if ones else taken
+            )
         return held.reshape(*real.shape, *rest)
 
     return by_device(features, int(intercept)), by_device(outcomes), sizes
@@ -93,7 +114,9 @@ def _dirichlet(
     except ValueError:
         concentration = np.nan
     if name != "dirichlet" or not 0 < concentration < np.inf:
-        raise InputError("partition", rule, "iid, blocks, by-label or dirichlet:A with A above 0")
+        raise InputError(
+            "partition", rule, "iid, blocks, by-label or dirichlet:A with A above 0"
+        )
     classes = np.unique(labels, return_inverse=True)[1]
     if classes.max() >= 20:
         classes = np.searchsorted(np.quantile(labels, np.arange(1, 10) / 10), labels)
@@ -104,9 +127,13 @@ def _dirichlet(
         log_share = np.log(generator.standard_gamma(concentration + 1, devices))
         log_share += np.log(generator.random(devices)) / concentration
         share = np.exp(log_share - log_share.max())
-        owner[members] = np.repeat(np.arange(devices), generator.multinomial(members.size, share / share.sum()))
+        owner[members] = np.repeat(
+            np.arange(devices), generator.multinomial(members.size, share / share.sum())
+        )
     sizes = np.bincount(owner, minlength=devices)
-    for device in np.flatnonzero(sizes == 0):  # each gets one example of the device that has most
+    for device in np.flatnonzero(
+        sizes == 0
+    ):  # each gets one example of the device that has most
         largest = int(np.argmax(sizes))
         owner[np.flatnonzero(owner == largest)[0]] = device
         sizes[largest] -= 1
@@ -124,17 +151,33 @@ def by_device(
     key = seeded(0) if key is None else key
     check_key(key)
     if partition not in ("iid", "blocks"):
-        raise InputError("partition", partition, "iid or blocks; or give the device of every example as `devices`")
+        raise InputError(
+            "partition",
+            partition,
+            "iid or blocks; or give the device of every example as `devices`",
+        )
     given = devices
     if isinstance(devices, int | np.integer) and not isinstance(devices, bool):
-        devices = assign(partition, np.zeros(count), int(devices), host_generator(key, "data", "partition"))
+        devices = assign(
+            partition,
+            np.zeros(count),
+            int(devices),
+            host_generator(key, "data", "partition"),
+        )
     if isinstance(devices, list | tuple) and any(np.ndim(part) for part in devices):
         parts = [np.ravel(part) for part in devices]
-        valid = all(part.size for part in parts) and np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
+        valid = all(part.size for part in parts) and np.array_equal(
+            np.sort(np.concatenate(parts)), np.arange(count)
+        )
     else:
         numbers, owner = np.unique(np.asarray(devices), return_inverse=True)
-        parts = np.split(np.argsort(owner, axis=None, kind="stable"), np.cumsum(np.bincount(owner.ravel()))[:-1])
-        valid = owner.shape == (count,) and np.array_equal(numbers, np.arange(numbers.size))
+        parts = np.split(
+            np.argsort(owner, axis=None, kind="stable"),
+            np.cumsum(np.bincount(owner.ravel()))[:-1],
+        )
+        valid = owner.shape == (count,) and np.array_equal(
+            numbers, np.arange(numbers.size)
+        )
     if not valid:
         each = f"the device (0, 1, …) of each of the {count} examples, or a list of each device's examples"
         hint = "np.unique(ids, return_inverse=True)[1] makes such numbers of ids"

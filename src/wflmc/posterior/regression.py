@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.posterior.base import STATIC, Posterior, check_device
 from wflmc.posterior.coordinates import Coordinates, coordinates, whitening
-from wflmc.posterior.inputs import Names, check_counts, check_init, check_positive, with_intercept
+from wflmc.posterior.inputs import (
+    Names,
+    check_counts,
+    check_init,
+    check_positive,
+    with_intercept,
+)
 from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.keys import digest
 
@@ -45,7 +51,11 @@ class Regression(Shown, Posterior):
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
 
     def _facts(self) -> ShownValues:
-        facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
+        facts = {
+            "devices": self.devices,
+            "examples": int(np.sum(self.sizes)),
+            "parameters": self.dim,
+        }
         return {**facts, "classes": self.classes or None, "mu": self.mu, "L": self.L}
 
     @property
@@ -70,7 +80,9 @@ class Regression(Shown, Posterior):
         """Return the same model of other data."""
 
     @abstractmethod
-    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> np.ndarray:
+    def _draw(
+        self, generator: np.random.Generator, theta: Array, rows: Array
+    ) -> np.ndarray:
         """Draw outcomes for rows of features in the coordinates of theta[draw, m], [draw, n]."""
 
     @abstractmethod
@@ -104,10 +116,20 @@ class Regression(Shown, Posterior):
         check_device(index, self.devices)
         at, rows = slice(index, index + 1), slice(self.sizes[index])
         features, outcomes = (values[at, rows] for values in self._data)
-        space = None if self.coordinates is None else self.coordinates.shared(self.devices)
-        return self._with_data(features, outcomes, self.sizes[at], self.prior_std * self.devices**0.5, space)
+        space = (
+            None if self.coordinates is None else self.coordinates.shared(self.devices)
+        )
+        return self._with_data(
+            features,
+            outcomes,
+            self.sizes[at],
+            self.prior_std * self.devices**0.5,
+            space,
+        )
 
-    def whitened(self, matrix: ArrayLike | None = None, prior_on: str = "parameters") -> Self:
+    def whitened(
+        self, matrix: ArrayLike | None = None, prior_on: str = "parameters"
+    ) -> Self:
         """Return the same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
 
         Args:
@@ -116,17 +138,32 @@ class Regression(Shown, Posterior):
             prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
         """
         if self.coordinates is not None:
-            raise InputError("matrix", "a second one", "given for a posterior in its own coordinates")
+            raise InputError(
+                "matrix", "a second one", "given for a posterior in its own coordinates"
+            )
         if matrix is None:
-            rows = self.real_rows(self.features)[:, : self.features.shape[-1] - self.intercept]
+            rows = self.real_rows(self.features)[
+                :, : self.features.shape[-1] - self.intercept
+            ]
             covariance = np.cov(rows.T, bias=True).reshape(rows.shape[1], rows.shape[1])
-            matrix = whitening(rows.mean(0), covariance, self.intercept, ridge=self.prior_ridge(prior_on))
+            matrix = whitening(
+                rows.mean(0),
+                covariance,
+                self.intercept,
+                ridge=self.prior_ridge(prior_on),
+            )
         wanted = self.features.shape[-1]
         if np.shape(matrix) != (wanted, wanted):
-            raise InputError("matrix", f"shape {np.shape(matrix)}", f"[{wanted}, {wanted}], as many as features")
+            raise InputError(
+                "matrix",
+                f"shape {np.shape(matrix)}",
+                f"[{wanted}, {wanted}], as many as features",
+            )
         space = coordinates(matrix, self.prior_std, prior_on)
         features, outcomes = self._data
-        moved = self._with_data(features @ space.matrix.T, outcomes, self.sizes, self.prior_std, space)
+        moved = self._with_data(
+            features @ space.matrix.T, outcomes, self.sizes, self.prior_std, space
+        )
         return replace(moved, subject=self.digest)
 
     def prior_ridge(self, prior_on: str) -> float:
@@ -156,7 +193,9 @@ class Regression(Shown, Posterior):
     @cached_property
     def feature_scales(self) -> Array:
         """Root mean square of every feature, without the constant of an intercept, [d]."""
-        total = np.einsum("knd,knd->d", self.features, self.features)  # rows that fill up are zero
+        total = np.einsum(
+            "knd,knd->d", self.features, self.features
+        )  # rows that fill up are zero
         return np.sqrt(total[: total.size - self.intercept] / self.sizes.sum())
 
     def real_rows(self, values: np.ndarray) -> np.ndarray:
@@ -166,7 +205,9 @@ class Regression(Shown, Posterior):
     @property
     def observed(self) -> tuple[np.ndarray, NDArray[np.intp]]:
         """Targets or labels, device after device, [N], and which device holds each, [N]."""
-        return self.real_rows(self.outcomes), np.repeat(np.arange(self.sizes.size), self.sizes)
+        return self.real_rows(self.outcomes), np.repeat(
+            np.arange(self.sizes.size), self.sizes
+        )
 
     @property
     def covariates(self) -> Array:
@@ -188,13 +229,17 @@ class Regression(Shown, Posterior):
         """
         draws = np.asarray(theta, dtype=float)
         if features is None:
-            return self._draw(generator, self.coordinates_of(draws), self.real_rows(self.features))
+            return self._draw(
+                generator, self.coordinates_of(draws), self.real_rows(self.features)
+            )
         return self._draw(generator, draws, self.design_matrix(features))
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(outcome|θ) of every observation, in the order of `observed`: theta[draw, m] -> [draw, N]."""
         draws = self.coordinates_of(np.asarray(theta, dtype=float))
-        return self._log_likelihood(draws, self.real_rows(self.features), self.real_rows(self.outcomes))
+        return self._log_likelihood(
+            draws, self.real_rows(self.features), self.real_rows(self.outcomes)
+        )
 
     def design_matrix(self, features: ArrayLike) -> Array:
         """Return features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
@@ -202,9 +247,15 @@ class Regression(Shown, Posterior):
         given = given if given.dtype == np.float32 else given.astype(float, copy=False)
         wanted = self.features.shape[-1] - self.intercept
         if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
-            raise InputError("features", f"shape {given.shape}", f"[n, {wanted}], of as many features as X")
+            raise InputError(
+                "features",
+                f"shape {given.shape}",
+                f"[n, {wanted}], of as many features as X",
+            )
         if not np.all(np.isfinite(given)):
-            raise InputError("features", "values that are nan or infinite", "finite everywhere")
+            raise InputError(
+                "features", "values that are nan or infinite", "finite everywhere"
+            )
         return with_intercept(given) if self.intercept else given
 
 
@@ -219,4 +270,6 @@ def check_regression(
     check_positive({"prior_std": prior_std})
     check_counts(devices=devices, **synthetic)
     if (X is None) != (y is None):
-        raise InputError("X" if X is None else "y", None, "given together with the other of X and y")
+        raise InputError(
+            "X" if X is None else "y", None, "given together with the other of X and y"
+        )

@@ -15,7 +15,14 @@ from scipy.special import log_softmax, logsumexp
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.posterior.base import STATIC, Maybe
 from wflmc.posterior.coordinates import Coordinates
-from wflmc.posterior.inputs import Names, as_classes, check_counts, check_init, checked, class_names
+from wflmc.posterior.inputs import (
+    Names,
+    as_classes,
+    check_counts,
+    check_init,
+    checked,
+    class_names,
+)
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
@@ -99,13 +106,23 @@ class SoftmaxPosterior(Regression):
         return self.features, self.labels
 
     def _with_data(
-        self, features: Array, outcomes: Any, sizes: Labels, prior_std: float, space: Coordinates | None
+        self,
+        features: Array,
+        outcomes: Any,
+        sizes: Labels,
+        prior_std: float,
+        space: Coordinates | None,
     ) -> "SoftmaxPosterior":
         made = _assemble(features, outcomes, sizes, prior_std, self.class_names, space)
         return replace(made, intercept=self.intercept)
 
     def unrounded_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe = None,
+        example_clip: Maybe = None,
     ) -> ClippedSum:
         """Return `clipped_sum` before it is rounded.
 
@@ -115,7 +132,11 @@ class SoftmaxPosterior(Regression):
         by_rows = self._short_devices and theta.ndim == 1
         norms = None
         if by_rows or example_clip is not None:
-            norms = row_norms(jnp.asarray(self.features)) if self.norms is None else self.norms
+            norms = (
+                row_norms(jnp.asarray(self.features))
+                if self.norms is None
+                else self.norms
+            )
         if not by_rows and not self.chains_last:
             return self._sum_by_class(theta, weight, clip, norms, example_clip)
         records = sums.LabelledRows(
@@ -126,10 +147,17 @@ class SoftmaxPosterior(Regression):
         path = softmax_rows if by_rows else sums
         if example_clip is None:
             return path.device_clipped_sum(records, self._share, theta, weight, clip)
-        return path.record_clipped_sum(records, self._share, theta, weight, clip, example_clip)
+        return path.record_clipped_sum(
+            records, self._share, theta, weight, clip, example_clip
+        )
 
     def _sum_by_class(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, norms: Maybe, example_clip: Maybe
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        norms: Maybe,
+        example_clip: Maybe,
     ) -> ClippedSum:
         """Return `unrounded_sum` in the layout by class."""
         count = int(self.features.shape[1])
@@ -139,7 +167,9 @@ class SoftmaxPosterior(Regression):
 
         def filled_up(values: ArrayLike) -> jax.Array:
             widths = [(0, 0), (0, missing), *[(0, 0)] * (np.ndim(values) - 2)]
-            return jnp.pad(jnp.asarray(values), widths) if missing else jnp.asarray(values)
+            return (
+                jnp.pad(jnp.asarray(values), widths) if missing else jnp.asarray(values)
+            )
 
         records = sums.LabelledRows(
             features=filled_up(self.features),
@@ -197,7 +227,9 @@ class SoftmaxPosterior(Regression):
         """Return the number of operations of one chain in one round, roughly."""
         return float(self.devices * self.dim * (50 + self.features.shape[1]))
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
+    def on_accelerator(
+        self, chains: int, limit: float, by_example: bool = False
+    ) -> Self:
         """Return the same posterior in float32, in blocks of devices; see `Posterior.on_accelerator`."""
         ready = self._laid_out(chains, limit, by_example)
         block = ready.block
@@ -208,11 +240,15 @@ class SoftmaxPosterior(Regression):
         def placed(values: np.ndarray) -> Any:  # NumPy's on the host, JAX's here
             missing = -values.shape[1] % (ready.example_block or 1)
             rows = [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]
-            return pad_to_blocks(np.pad(values, rows) if missing else values, block, group)
+            return pad_to_blocks(
+                np.pad(values, rows) if missing else values, block, group
+            )
 
         norms = None
         if by_example or self._short_devices:
-            squares = np.einsum("knd,knd->kn", self.features, self.features, dtype=float)
+            squares = np.einsum(
+                "knd,knd->kn", self.features, self.features, dtype=float
+            )
             lengths = np.sqrt(squares)
             usable = np.where(lengths > LONGEST_VECTOR, np.inf, lengths)
             norms = placed(usable.astype(np.float32))
@@ -235,7 +271,9 @@ class SoftmaxPosterior(Regression):
         on_cpu = jax.default_backend() == "cpu"
         if self._short_devices:
             short_block = self._short_device_block(chains, limit)
-            return replace(self, block=short_block, example_block=0, chains_last=not on_cpu)
+            return replace(
+                self, block=short_block, example_block=0, chains_last=not on_cpu
+            )
         if on_cpu:
             return self._in_steps(chains, limit, by_example)
         block = block_size(
@@ -268,7 +306,9 @@ class SoftmaxPosterior(Regression):
             theta_bytes=np.inf,
             limit=cache,
         )
-        return replace(self, block=block, example_block=part_size(rows, largest), chains_last=False)
+        return replace(
+            self, block=block, example_block=part_size(rows, largest), chains_last=False
+        )
 
     def _short_device_block(self, chains: int, limit: float) -> int:
         """Return how many devices of few rows are computed at a time.
@@ -314,34 +354,52 @@ class SoftmaxPosterior(Regression):
             gradients = sums.device_gradients(block, self._share, columns)
             return gradients[0].transpose(2, 1, 0).ravel()
 
-        return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[: self.devices]
+        return jax.lax.map(one, (jnp.asarray(self.features), jnp.asarray(self.labels)))[
+            : self.devices
+        ]
 
     def predict(self, theta: ArrayLike, features: ArrayLike) -> NDArray[np.float32]:
         """Return p(class|u) averaged over the draws of each chain: theta[chain, draw, m], u[n, d] -> [chain, n, C].
 
         The features are those of the data; where the model has an intercept, it adds the constant itself.
         """
-        return np.asarray(_predict(jnp.asarray(theta), jnp.asarray(self.design_matrix(features)), self.classes))
+        return np.asarray(
+            _predict(
+                jnp.asarray(theta),
+                jnp.asarray(self.design_matrix(features)),
+                self.classes,
+            )
+        )
 
     def classes_of(self, labels: ArrayLike) -> Labels:
         """Return the class, 0 to C − 1, of labels as in the data."""
         return as_classes(labels, self.class_names)
 
-    def _draw(self, generator: np.random.Generator, theta: Array, rows: Array) -> NDArray[Any]:
+    def _draw(
+        self, generator: np.random.Generator, theta: Array, rows: Array
+    ) -> NDArray[Any]:
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
         # The largest of logits plus Gumbel noise is a draw from their softmax.
-        return np.asarray(self.class_names)[np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)]
+        return np.asarray(self.class_names)[
+            np.argmax(logits + generator.gumbel(size=logits.shape), axis=1)
+        ]
 
-    def _log_likelihood(self, theta: Array, rows: Array, outcomes: NDArray[Any]) -> Array:
+    def _log_likelihood(
+        self, theta: Array, rows: Array, outcomes: NDArray[Any]
+    ) -> Array:
         logits = theta.reshape(len(theta), self.classes, -1) @ rows.T
-        return logits[:, self.classes_of(outcomes), np.arange(outcomes.size)] - logsumexp(logits, axis=1)
+        return logits[
+            :, self.classes_of(outcomes), np.arange(outcomes.size)
+        ] - logsumexp(logits, axis=1)
 
     @cached_property
     def laplace(self) -> tuple[Array, Array]:
         """The posterior's mode[m], and its variances[m] along the main directions of the Hessian there."""
         mode, covariance = self._laplace
         prior = np.linalg.eigvalsh(self.prior_precision)
-        return mode, np.concatenate([1 / prior, np.tile(np.linalg.eigvalsh(covariance), self.classes - 1)])
+        return mode, np.concatenate(
+            [1 / prior, np.tile(np.linalg.eigvalsh(covariance), self.classes - 1)]
+        )
 
     @cached_property
     def _laplace(self) -> tuple[Array, Array]:
@@ -361,7 +419,9 @@ class SoftmaxPosterior(Regression):
         alike = np.linalg.eigvalsh(prior)
         variance = np.concatenate([alike, np.tile(values, others)])
         mean_sq = np.concatenate([np.zeros(size.size), np.tile(size, others)])
-        spread = np.concatenate([alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)])
+        spread = np.concatenate(
+            [alike, np.tile(np.diagonal(vectors.T @ prior @ vectors), others)]
+        )
         start = spread if motion.init == "prior" else np.zeros_like(spread)
         return diagonal_response(1 / variance, mean_sq, start, motion, burn_in)
 
@@ -373,9 +433,14 @@ class SoftmaxPosterior(Regression):
         p = np.exp(log_softmax(self.features @ at.T, axis=-1))
         real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
         residual = (p - np.eye(self.classes)[self.labels]) * real[..., None]
-        gradients = residual.swapaxes(1, 2) @ self.features + at @ self.prior_precision / self.devices
+        gradients = (
+            residual.swapaxes(1, 2) @ self.features
+            + at @ self.prior_precision / self.devices
+        )
         unlike = helmert(self.classes)  # directions that tell classes apart, [C - 1, C]
-        spread = np.einsum("ij,ik,kj->j", vectors, np.linalg.inv(self.prior_precision), vectors)
+        spread = np.einsum(
+            "ij,ik,kj->j", vectors, np.linalg.inv(self.prior_precision), vectors
+        )
         return Quadratic(
             np.tile(1 / values, self.classes - 1),
             -(unlike @ at @ vectors).ravel(),
@@ -386,8 +451,15 @@ class SoftmaxPosterior(Regression):
 
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k, by each device's own smoothness."""
-        hessian = self.curvature * self.features.swapaxes(1, 2) @ self.features + self.prior_precision / self.devices
-        return np.asarray(self.dim * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(hessian)[:, -1]) ** 2)
+        hessian = (
+            self.curvature * self.features.swapaxes(1, 2) @ self.features
+            + self.prior_precision / self.devices
+        )
+        return np.asarray(
+            self.dim
+            * (np.asarray(weight, dtype=float) @ np.linalg.eigvalsh(hessian)[:, -1])
+            ** 2
+        )
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the law of θ[0] and the Laplace estimate of the posterior."""
@@ -395,9 +467,16 @@ class SoftmaxPosterior(Regression):
         mode, covariance = self._laplace
         if init == "zero":
             return float(mode @ mode + np.sum(self.laplace[1]))
-        centre = np.zeros(len(covariance))  # what moves all classes alike is as in the prior, and adds nothing
-        prior = Gaussian(centre, np.asarray(np.linalg.inv(self.prior_precision), dtype=float))
-        return float(mode @ mode + (self.classes - 1) * w2_squared(prior, Gaussian(centre, covariance)))
+        centre = np.zeros(
+            len(covariance)
+        )  # what moves all classes alike is as in the prior, and adds nothing
+        prior = Gaussian(
+            centre, np.asarray(np.linalg.inv(self.prior_precision), dtype=float)
+        )
+        return float(
+            mode @ mode
+            + (self.classes - 1) * w2_squared(prior, Gaussian(centre, covariance))
+        )
 
 
 @partial(jax.jit, static_argnames=("classes",))
@@ -409,46 +488,78 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
 
     def chain(draws: jax.Array) -> jax.Array:
         columns = draws.reshape(-1, classes, dim).transpose(2, 1, 0)
-        return jax.lax.map(lambda u: sums.softmax(sums.product(u, columns)).mean(-1), rows).reshape(-1, classes)[:count]
+        return jax.lax.map(
+            lambda u: sums.softmax(sums.product(u, columns)).mean(-1), rows
+        ).reshape(-1, classes)[:count]
 
     return jax.lax.map(chain, theta)
 
 
 def _assemble(
-    features: Array, labels: Labels, sizes: Labels, prior_std: float, names: Names, space: Coordinates | None = None
+    features: Array,
+    labels: Labels,
+    sizes: Labels,
+    prior_std: float,
+    names: Names,
+    space: Coordinates | None = None,
 ) -> SoftmaxPosterior:
     X = features.reshape(-1, features.shape[-1])
-    mu = prior_std**-2 if space is None else float(np.linalg.eigvalsh(space.precision)[0])
+    mu = (
+        prior_std**-2
+        if space is None
+        else float(np.linalg.eigvalsh(space.precision)[0])
+    )
     L = _largest_curvature(X, mu if space is None else space.precision)
     if not np.isfinite(L):
-        raise InputError("data", "values whose squares overflow", "scaled to moderate size")
-    constants = {"prior_std": prior_std, "mu": mu, "L": L, "class_names": names, "coordinates": space}
+        raise InputError(
+            "data", "values whose squares overflow", "scaled to moderate size"
+        )
+    constants = {
+        "prior_std": prior_std,
+        "mu": mu,
+        "L": L,
+        "class_names": names,
+        "coordinates": space,
+    }
     return SoftmaxPosterior(features=features, labels=labels, sizes=sizes, **constants)  # type: ignore[arg-type]
 
 
 def _largest_curvature(X: Array, precision: Any) -> float:
     """Return the largest eigenvalue of Σ u uᵀ/2 + precision, a number or a matrix; infinite if squares overflow."""
     number, width = np.ndim(precision) == 0, X.shape[1]
-    if X.size > MANY:  # by Lanczos' method, whose matrix-vector products need no second moments
+    if (
+        X.size > MANY
+    ):  # by Lanczos' method, whose matrix-vector products need no second moments
         from scipy.sparse.linalg import LinearOperator, eigsh
 
         def curved(v: Array) -> Array:
             pulled = precision * v if number else precision @ v
-            return np.asarray(0.5 * (X.T @ (X @ v.astype(X.dtype))).astype(float) + pulled)
+            return np.asarray(
+                0.5 * (X.T @ (X @ v.astype(X.dtype))).astype(float) + pulled
+            )
 
         operator = LinearOperator((width, width), matvec=curved, dtype=np.float64)
         value, vector = eigsh(operator, k=1, which="LA", tol=LANCZOS, v0=np.ones(width))
         error = np.linalg.norm(curved(vector[:, 0]) - value[0] * vector[:, 0])
         return float(value[0] + error)
     X = X.astype(float, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):  # refused by the caller, in words
-        second = X @ X.T if width > len(X) and number else X.T @ X  # the same largest eigenvalue
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # refused by the caller, in words
+        second = (
+            X @ X.T if width > len(X) and number else X.T @ X
+        )  # the same largest eigenvalue
     if not np.all(np.isfinite(second)):
         return np.inf
-    return float(np.linalg.eigvalsh(0.5 * second + (0.0 if number else precision))[-1] + (precision if number else 0.0))
+    return float(
+        np.linalg.eigvalsh(0.5 * second + (0.0 if number else precision))[-1]
+        + (precision if number else 0.0)
+    )
 
 
-def _laplace(X: Array, labels: Labels, classes: int, precision: Array) -> tuple[Array, Array]:
+def _laplace(
+    X: Array, labels: Labels, classes: int, precision: Array
+) -> tuple[Array, Array]:
     """Return the mode[m], and the covariance[d, d] of what tells one class from the others.
 
     The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same trace: what moves all classes
@@ -460,7 +571,9 @@ def _laplace(X: Array, labels: Labels, classes: int, precision: Array) -> tuple[
         labels: class of each, [N].
         precision: the prior's curvature for one class, [d, d].
     """
-    from scipy.optimize import minimize  # takes longer to import than most commands take to run
+    from scipy.optimize import (
+        minimize,
+    )  # takes longer to import than most commands take to run
 
     linear = np.zeros((X.shape[1], classes))
     np.add.at(linear.T, labels, X)
@@ -477,12 +590,20 @@ def _laplace(X: Array, labels: Labels, classes: int, precision: Array) -> tuple[
         gradient = X.T @ np.exp(logits - total[:, None]) - linear + pulled
         return float(value), solve_triangular(root, gradient, trans="T").ravel()
 
-    best = minimize(cost, np.zeros(linear.size), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-7})
+    best = minimize(
+        cost,
+        np.zeros(linear.size),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 1000, "ftol": 1e-7},
+    )
     theta = solve_triangular(root, best.x.reshape(shape))
     logits = X @ theta
     p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
     curvature = (1 - (p**2).sum(1)) / (classes - 1)
-    return theta.T.ravel(), np.asarray(np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float)
+    return theta.T.ravel(), np.asarray(
+        np.linalg.inv(X.T @ (curvature[:, None] * X) + precision), dtype=float
+    )
 
 
 def softmax_regression(
@@ -523,7 +644,9 @@ def softmax_regression(
         features, _ = checked(X, np.zeros(np.shape(y)))
         names = class_names(y, classes)
         labels = as_classes(y, names)
-    u, held, sizes = spread_over_devices(key, features, labels, devices, intercept, partition)
+    u, held, sizes = spread_over_devices(
+        key, features, labels, devices, intercept, partition
+    )
     return replace(_assemble(u, held, sizes, prior_std, names), intercept=intercept)
 
 
@@ -538,4 +661,6 @@ def synthetic_labels(
     truth = host_generator(key, "truth").standard_normal((dim, classes))
     generator = host_generator(key, stream)
     features = generator.standard_normal((examples, dim))
-    return features, np.argmax(features @ truth + generator.gumbel(size=(examples, classes)), axis=1)
+    return features, np.argmax(
+        features @ truth + generator.gumbel(size=(examples, classes)), axis=1
+    )

@@ -41,7 +41,9 @@ class Accountant(NamedTuple):
     """(loss, ε) → the smallest δ."""
 
 
-def _bisect(above: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array) -> tuple[Array, Array]:
+def _bisect(
+    above: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array
+) -> tuple[Array, Array]:
     """Shrink the brackets [low, high] of increasing conditions `above` to neighbouring floats."""
     for _ in range(90):
         middle = 0.5 * (low + high)
@@ -64,17 +66,23 @@ def _log_delta(epsilon: Array, mu: Array) -> Array:
         near = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
         far = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
         slope = np.where(middle > 60, far, near)
-        difference = np.where(gap < 1e-5, gap * slope, special.erfcx(u) - special.erfcx(v))
+        difference = np.where(
+            gap < 1e-5, gap * slope, special.erfcx(u) - special.erfcx(v)
+        )
         tail = -_LOG_2 - a**2 / 2 + np.log(difference)
         body = special.log_ndtr(a)
-        body = body + np.log1p(-np.exp(np.minimum(epsilon + special.log_ndtr(b) - body, 0.0)))
+        body = body + np.log1p(
+            -np.exp(np.minimum(epsilon + special.log_ndtr(b) - body, 0.0))
+        )
     return np.where(a < 0, tail, body)
 
 
 def _exact_budget(epsilon: Array, delta: Array) -> Array:
     target = np.log(delta)
     brackets = (np.full(epsilon.shape, np.log(value)) for value in (1e-40, 1e12))
-    low, _ = _bisect(lambda log_mu: _log_delta(epsilon, np.exp(log_mu)) > target, *brackets)
+    low, _ = _bisect(
+        lambda log_mu: _log_delta(epsilon, np.exp(log_mu)) > target, *brackets
+    )
     return 0.5 * np.exp(2 * low)
 
 
@@ -84,7 +92,9 @@ def _exact_epsilon(loss: Array, delta: Array) -> Array:
     # μ²/2 + μ √(2 log 1/δ) is always enough: the tail bound on Φ(a) alone.
     enough = np.log(mu**2 / 2 + mu * np.sqrt(-2 * target) + 1e-300)
     least = np.full(loss.shape, np.log(1e-300))
-    _, high = _bisect(lambda log_epsilon: _log_delta(np.exp(log_epsilon), mu) <= target, least, enough)
+    _, high = _bisect(
+        lambda log_epsilon: _log_delta(np.exp(log_epsilon), mu) <= target, least, enough
+    )
     return np.where(special.erf(mu / (2 * _SQRT_2)) <= delta, 0.0, np.exp(high))
 
 
@@ -125,38 +135,61 @@ def accountant_named(name: str) -> Accountant:
     return ACCOUNTANTS[name]
 
 
-def positive(name: str, values: ArrayLike, below: float = np.inf, above: float = 0.0) -> Array:
+def positive(
+    name: str, values: ArrayLike, below: float = np.inf, above: float = 0.0
+) -> Array:
     """Return numbers as an array; refuse any that are not between two limits."""
     array = np.asarray(values, dtype=float)
     if not np.all((array > above) & (array < below)):
         end = f"a number above {above:g} and below {below:g}"
-        raise InputError(name, values, f"a finite number above {above:g}" if below == np.inf else end)
+        raise InputError(
+            name, values, f"a finite number above {above:g}" if below == np.inf else end
+        )
     return array
 
 
 def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
     """Return the largest total loss Σ 2(αℓ)²/N0 that is (ε, δ)-private. Broadcasts over its arguments."""
-    wanted, chance = np.broadcast_arrays(positive("epsilon", epsilon), positive("delta", delta, 1))
+    wanted, chance = np.broadcast_arrays(
+        positive("epsilon", epsilon), positive("delta", delta, 1)
+    )
     return accountant_named(accountant).budget(wanted, chance)
 
 
-def epsilon_spent(loss: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
+def epsilon_spent(
+    loss: ArrayLike, delta: ArrayLike, accountant: str = "exact"
+) -> Array:
     """Return the smallest ε for which a total loss is (ε, δ)-private; infinite for an infinite loss."""
-    return _spent(accountant_named(accountant).epsilon, loss, positive("delta", delta, 1), np.inf)
+    return _spent(
+        accountant_named(accountant).epsilon, loss, positive("delta", delta, 1), np.inf
+    )
 
 
-def delta_spent(loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact") -> Array:
+def delta_spent(
+    loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact"
+) -> Array:
     """Return the smallest δ for which a total loss is (ε, δ)-private."""
-    return _spent(accountant_named(accountant).delta, loss, positive("epsilon", epsilon), 1.0)
+    return _spent(
+        accountant_named(accountant).delta, loss, positive("epsilon", epsilon), 1.0
+    )
 
 
-def _spent(view: Callable[[Array, Array], Array], loss: ArrayLike, other: Array, unbounded: float) -> Array:
+def _spent(
+    view: Callable[[Array, Array], Array],
+    loss: ArrayLike,
+    other: Array,
+    unbounded: float,
+) -> Array:
     """Return an accountant's view of losses, 0 for no loss and `unbounded` for an infinite one."""
     total, given = np.broadcast_arrays(np.asarray(loss, dtype=float), other)
     if not np.all(total >= 0):
         raise InputError("loss", loss, "a number of at least 0")
     inside = (total > 0) & np.isfinite(total)
-    return np.where(inside, view(np.where(inside, total, 1.0), given), np.where(total > 0, unbounded, 0.0))
+    return np.where(
+        inside,
+        view(np.where(inside, total, 1.0), given),
+        np.where(total > 0, unbounded, 0.0),
+    )
 
 
 def epsilon_by_dp_accounting(losses: Array, delta: float) -> dict[str, float | None]:
@@ -174,13 +207,24 @@ def epsilon_by_dp_accounting(losses: Array, delta: float) -> dict[str, float | N
         from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     except ImportError:
         return {"pld": None, "rdp": None}
-    interval, pld = min(1e-2, max(1e-4, float(epsilon_spent(total, delta)) / 5000)), math.inf
+    interval, pld = (
+        min(1e-2, max(1e-4, float(epsilon_spent(total, delta)) / 5000)),
+        math.inf,
+    )
     if total / interval < 1e7:
-        law = from_gaussian_mechanism(1 / math.sqrt(2 * total), sensitivity=1.0, value_discretization_interval=interval)
+        law = from_gaussian_mechanism(
+            1 / math.sqrt(2 * total),
+            sensitivity=1.0,
+            value_discretization_interval=interval,
+        )
         pld = float(law.get_epsilon_for_delta(delta))
     accountant = rdp.RdpAccountant()
     values, counts = np.unique(losses, return_counts=True)
     for loss, count in zip(values, counts, strict=True):
-        accountant.compose(dp_event.GaussianDpEvent(1 / math.sqrt(2 * loss)), int(count))
+        accountant.compose(
+            dp_event.GaussianDpEvent(1 / math.sqrt(2 * loss)), int(count)
+        )
     found = {"pld": pld, "rdp": float(accountant.get_epsilon(delta))}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {
+        name: value if math.isfinite(value) else None for name, value in found.items()
+    }

@@ -48,7 +48,9 @@ class Lattice(NamedTuple):
     """The standard deviation, in steps."""
 
     @classmethod
-    def fitted(cls, deviation: float, change: Array, norm: Array, total: float, dim: int) -> Self:
+    def fitted(
+        cls, deviation: float, change: Array, norm: Array, total: float, dim: int
+    ) -> Self:
         """Return the finest lattice on which sums are exact, with noise as costly as Gaussian noise of a deviation.
 
         Args:
@@ -59,10 +61,18 @@ class Lattice(NamedTuple):
         """
         step = float(2.0 ** np.ceil(np.log2((total + TAIL * deviation) / EXACT)))
         sent = change > 0
-        wider = float(np.max((np.sqrt(dim) * step + SINGLE * norm[sent]) / change[sent], initial=0.0))
+        wider = float(
+            np.max(
+                (np.sqrt(dim) * step + SINGLE * norm[sent]) / change[sent], initial=0.0
+            )
+        )
         if deviation < COARSEST * step or wider > WIDEST:
             given = f"one of {deviation:.3g} for signals up to {total:.3g}, parts of which are {change[sent].min():.3g}"
-            raise InputError("noise", given, "'simulated' where numbers are too far apart to hide the least in the sum")
+            raise InputError(
+                "noise",
+                given,
+                "'simulated' where numbers are too far apart to hide the least in the sum",
+            )
         return cls(step, int(np.ceil(deviation * (1 + wider) / step)))
 
     @property
@@ -93,7 +103,9 @@ def discrete_gaussian(scale: int, count: int) -> Integers:
 def _gaussian_among(steps: Integers, scale: int) -> NDArray[np.bool_]:
     """Decide which of discrete Laplace draws are discrete Gaussian ones."""
     beyond = np.abs(steps) - scale
-    return _below_exp((beyond / scale) ** 2 / 2, lambda i: Fraction(int(beyond[i]) ** 2, 2 * scale**2))
+    return _below_exp(
+        (beyond / scale) ** 2 / 2, lambda i: Fraction(int(beyond[i]) ** 2, 2 * scale**2)
+    )
 
 
 def _discrete_laplace(scale: int, tries: int) -> Integers:
@@ -104,7 +116,9 @@ def _discrete_laplace(scale: int, tries: int) -> Integers:
     wholes = np.zeros(below.size, np.int64)
     undecided = np.arange(below.size)
     while undecided.size:
-        undecided = undecided[_below_exp(np.ones(undecided.size), lambda i: Fraction(1))]
+        undecided = undecided[
+            _below_exp(np.ones(undecided.size), lambda i: Fraction(1))
+        ]
         wholes[undecided] += 1
     size = below + scale * wholes
     negative = _words(size.size) >> np.uint64(63) == 1

@@ -55,20 +55,30 @@ class Anchor(NamedTuple):
             content = json.loads(anchor_path(ledger).read_text(encoding="utf-8"))
             if not isinstance(content["lines"], int) or content["lines"] < 0:
                 raise ValueError
-            return cls(content["lines"], str(content["chain"]), bytes.fromhex(content["salt"]))
+            return cls(
+                content["lines"], str(content["chain"]), bytes.fromhex(content["salt"])
+            )
         except (FileNotFoundError, PermissionError):
             return None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise InputError("ledger", str(anchor_path(ledger)), "as wflmc wrote it") from None
+            raise InputError(
+                "ledger", str(anchor_path(ledger)), "as wflmc wrote it"
+            ) from None
 
     def save(self, ledger: Path) -> None:
         """Write it whole or not at all, for its owner alone."""
         with replacing(anchor_path(ledger), mode=0o600) as file:
-            file.write(json.dumps({"lines": self.lines, "chain": self.chain, "salt": self.salt.hex()}).encode())
+            file.write(
+                json.dumps(
+                    {"lines": self.lines, "chain": self.chain, "salt": self.salt.hex()}
+                ).encode()
+            )
 
     def name(self, text: str) -> str:
         """Return what stands for a name in the file."""
-        return text and hmac.new(self.salt, text.encode(), hashlib.sha256).hexdigest()[:32]
+        return (
+            text and hmac.new(self.salt, text.encode(), hashlib.sha256).hexdigest()[:32]
+        )
 
 
 def anchor_path(ledger: str | Path) -> Path:
@@ -94,7 +104,9 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
             raise _without_anchor(path, len(lines))
         return False
     here = anchor.name(run), anchor.name(noise)
-    return any(line.get("noise") == here[1] and line.get("run") != here[0] for line in lines)
+    return any(
+        line.get("noise") == here[1] and line.get("run") != here[0] for line in lines
+    )
 
 
 def _damaged(path: Path, given: str, allowed: str) -> InputError:
@@ -172,8 +184,14 @@ class Ledger:
 
     @property
     def _promise(self) -> dict[str, Any]:
-        kind = {name: getattr(self.privacy, name) for name in ("unit", "accountant", "adjacency")}
-        limits = {name: _plain(getattr(self.privacy, name), self.devices) for name in ("epsilon", "delta")}
+        kind = {
+            name: getattr(self.privacy, name)
+            for name in ("unit", "accountant", "adjacency")
+        }
+        limits = {
+            name: _plain(getattr(self.privacy, name), self.devices)
+            for name in ("epsilon", "delta")
+        }
         return {"devices": self.devices, **kind, **limits}
 
     def name(self, text: str) -> str:
@@ -182,7 +200,11 @@ class Ledger:
 
     def is_about(self, subject: str) -> bool:
         """Return whether this may be whose data it is about; unknown where it names none or has no anchor."""
-        return not self._anchored or self._subject_name in ("", subject, self.name(subject))
+        return not self._anchored or self._subject_name in (
+            "",
+            subject,
+            self.name(subject),
+        )
 
     @property
     def chain(self) -> str:
@@ -193,7 +215,11 @@ class Ledger:
         """Refuse rounds first, first + 1, … with losses[round, device] if one of them would overspend a device."""
         given = np.asarray(losses, dtype=float)
         if given.ndim != 2 or given.shape[1] != self.devices or not np.all(given >= 0):
-            raise InputError("losses", f"shape {given.shape}", f"losses of at least 0 for {self.devices} devices")
+            raise InputError(
+                "losses",
+                f"shape {given.shape}",
+                f"losses of at least 0 for {self.devices} devices",
+            )
         refuse_overspending(self.budget, self.spent + np.cumsum(given, axis=0), first)
 
     def charge(self, run: str, first: int, losses: ArrayLike, noise: str = "") -> None:
@@ -214,14 +240,31 @@ class Ledger:
             fresh = []
             for number, row in enumerate(np.asarray(losses, dtype=float), start=first):
                 known = self.entries.get((run, number))
-                if known is not None and not np.allclose(known, row, rtol=TOLERANCE, atol=0):
-                    raise InputError("ledger", f"another loss for round {number + 1}", "the one of the same run")
-                if known is None and noise and self._noise.get((noise, number), run) != run:
+                if known is not None and not np.allclose(
+                    known, row, rtol=TOLERANCE, atol=0
+                ):
+                    raise InputError(
+                        "ledger",
+                        f"another loss for round {number + 1}",
+                        "the one of the same run",
+                    )
+                if (
+                    known is None
+                    and noise
+                    and self._noise.get((noise, number), run) != run
+                ):
                     given = f"the noise that another run of this ledger had in round {number + 1}"
                     allowed = "another one: who sees two rounds with the same noise can take it away"
                     raise InputError("seed", given, allowed)
                 if known is None:
-                    fresh.append({"run": run, "noise": noise, "round": number, "loss": row.tolist()})
+                    fresh.append(
+                        {
+                            "run": run,
+                            "noise": noise,
+                            "round": number,
+                            "loss": row.tolist(),
+                        }
+                    )
             if fresh:
                 self.check(fresh[0]["round"], [line["loss"] for line in fresh])
                 self._append(fresh)
@@ -242,7 +285,9 @@ class Ledger:
             chain = _chained(chain, line)
             text += json.dumps({**line, "chain": chain}) + "\n"
         if self.path is not None:
-            anchor = self._anchor._replace(lines=len(self.chains) + len(lines), chain=chain)
+            anchor = self._anchor._replace(
+                lines=len(self.chains) + len(lines), chain=chain
+            )
             try:
                 append_text(self.path, text)
                 anchor.save(self.path)
@@ -260,7 +305,9 @@ class Ledger:
             self._subject_name = str(line.get("subject", ""))
         self.chains.append(_chained(self.chain, line))
         if "loss" in line:
-            loss = self.entries[line["run"], line["round"]] = np.array(line["loss"], dtype=float)
+            loss = self.entries[line["run"], line["round"]] = np.array(
+                line["loss"], dtype=float
+            )
             self.spent = self.spent + loss
             self._noise[line["noise"], line["round"]] = line["run"]
 
@@ -285,8 +332,16 @@ class Ledger:
             file.seek(self._size)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
-        if not self.chains and not whole and not BEGIN.startswith(content[: len(BEGIN)]):
-            raise InputError("ledger", str(path), "a ledger, or a file that is not there yet: this is another file")
+        if (
+            not self.chains
+            and not whole
+            and not BEGIN.startswith(content[: len(BEGIN)])
+        ):
+            raise InputError(
+                "ledger",
+                str(path),
+                "a ledger, or a file that is not there yet: this is another file",
+            )
         for text in whole.decode("utf-8", "replace").splitlines():
             self._read_line(path, text)
         self._size += len(whole)
@@ -308,23 +363,44 @@ class Ledger:
                 loss = np.asarray(line["loss"], dtype=float)
                 named = isinstance(line["noise"], str) and isinstance(line["run"], str)
                 numbered = isinstance(line["round"], int)
-                if not named or not numbered or loss.shape != (self.devices,) or not np.all(loss >= 0):
+                if (
+                    not named
+                    or not numbered
+                    or loss.shape != (self.devices,)
+                    or not np.all(loss >= 0)
+                ):
                     raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError("ledger", str(path), f"a ledger; line {number} is not one of its lines") from None
+            raise InputError(
+                "ledger", str(path), f"a ledger; line {number} is not one of its lines"
+            ) from None
         self._add(line)
         if number == 1:
             self._refuse_others(path, line)
         if chain != self.chain:
-            raise InputError("ledger", str(path), f"as wflmc wrote it; line {number} or one above it has been changed")
+            raise InputError(
+                "ledger",
+                str(path),
+                f"as wflmc wrote it; line {number} or one above it has been changed",
+            )
 
     def _refuse_others(self, path: Path, header: dict[str, Any]) -> None:
         if header.get("ledger") != VERSION:
-            raise InputError("ledger", str(path), f"a ledger of version {VERSION}, which has an anchor")
+            raise InputError(
+                "ledger",
+                str(path),
+                f"a ledger of version {VERSION}, which has an anchor",
+            )
         for name, promised in self._promise.items():
-            given = header.get(name, "replace" if name == "adjacency" else None)  # ledgers of old have no adjacency
+            given = header.get(
+                name, "replace" if name == "adjacency" else None
+            )  # ledgers of old have no adjacency
             if given != promised:
-                raise ForeignLedgerError("ledger", f"{path} with {name} = {given}", f"one with {name} = {promised}")
+                raise ForeignLedgerError(
+                    "ledger",
+                    f"{path} with {name} = {given}",
+                    f"one with {name} = {promised}",
+                )
         if self.subject and not self.is_about(self.subject):
             raise ForeignLedgerError("ledger", str(path), "about the same data")
 
@@ -353,7 +429,9 @@ def refuse_overspending(budget: Array, total: Array, first: int) -> None:
     if over.any():
         at = int(np.argmax(over.any(1)))
         device = int(np.argmax(total[at] / budget))
-        raise OverspendError(first + at, device, float(total[at, device]), float(budget[device]))
+        raise OverspendError(
+            first + at, device, float(total[at, device]), float(budget[device])
+        )
 
 
 def _plain(value: ArrayLike | None, devices: int) -> Any:

@@ -17,7 +17,10 @@ HIDDEN = {
     ("device", "replace"): "any change of a device's data",
     ("record", "replace"): "one example replaced by another",
     ("device", "add-remove"): "whether a device sends or is silent",
-    ("record", "add-remove"): "whether an example is there or an empty one in its place",
+    (
+        "record",
+        "add-remove",
+    ): "whether an example is there or an empty one in its place",
 }
 """What is hidden, by unit and adjacency, in words."""
 CLIPS = Interval(above=1e-15, below=1e15, per_device=True)
@@ -45,7 +48,9 @@ def _one_budget(epsilon: float, delta: float, accountant: str) -> float:
     return float(budget(epsilon, delta, accountant))
 
 
-def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float) -> Array:
+def round_loss(
+    gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, noise_power: float
+) -> Array:
     """Return the loss per round and device, 2(α r_k ℓ_k)²/N0 (Proposition 2).
 
     Args:
@@ -55,7 +60,11 @@ def round_loss(gain: ArrayLike, amplitude: ArrayLike, sensitivity: ArrayLike, no
         noise_power: N0.
     """
     send = np.asarray(gain, dtype=float)[..., None] * np.asarray(amplitude, dtype=float)
-    return np.where(send > 0, 2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power, 0.0)
+    return np.where(
+        send > 0,
+        2 * (send * np.where(send > 0, sensitivity, 0.0)) ** 2 / noise_power,
+        0.0,
+    )
 
 
 @documented
@@ -115,12 +124,16 @@ class Privacy(Shown):
     def __post_init__(self) -> None:
         check_fields(self)
         if (self.epsilon is None) != (self.delta is None):
-            absent, present = ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
+            absent, present = (
+                ("epsilon", "delta") if self.epsilon is None else ("delta", "epsilon")
+            )
             reason = f"together with {present} (or leave out both)"
             raise missing(absent, reason, section="privacy")
         if self.unit == "device" and self.example_clip is not None:
             allowed = "given with unit = 'record', else left out"
-            raise InputError("example_clip", self.example_clip, allowed, section="privacy")
+            raise InputError(
+                "example_clip", self.example_clip, allowed, section="privacy"
+            )
 
     def _facts(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -133,8 +146,14 @@ class Privacy(Shown):
 
     def of_device(self, device: int, devices: int) -> Self:
         """Return the promise to one of the devices alone."""
-        each = [name for name in ("epsilon", "delta", "clip", "example_clip") if getattr(self, name) is not None]
-        own: dict[str, Any] = {name: float(self._per_device(name, devices)[device]) for name in each}
+        each = [
+            name
+            for name in ("epsilon", "delta", "clip", "example_clip")
+            if getattr(self, name) is not None
+        ]
+        own: dict[str, Any] = {
+            name: float(self._per_device(name, devices)[device]) for name in each
+        }
         return replace(self, **own)
 
     def clips(self, devices: int) -> Array:
@@ -165,7 +184,10 @@ class Privacy(Shown):
         2 min(c, ℓ) and min(c, 2ℓ). Other data on a device move its gradient by 2ℓ. A silent device sends nothing, no
         share of the prior either: ℓ.
         """
-        device, record = np.asarray(clip, dtype=float), np.asarray(example_clip, dtype=float)
+        device, record = (
+            np.asarray(clip, dtype=float),
+            np.asarray(example_clip, dtype=float),
+        )
         if self.adjacency == "replace":
             return np.minimum(device, record)
         return device / 2 if self.unit == "device" else np.minimum(device, record / 2)
@@ -175,11 +197,21 @@ class Privacy(Shown):
         if self.epsilon is None or self.delta is None:
             return np.full(devices, np.inf)
         if np.ndim(self.epsilon) == 0 and np.ndim(self.delta) == 0:
-            one = _one_budget(float(np.asarray(self.epsilon)), float(np.asarray(self.delta)), self.accountant)
+            one = _one_budget(
+                float(np.asarray(self.epsilon)),
+                float(np.asarray(self.delta)),
+                self.accountant,
+            )
             return np.full(devices, one)
-        return budget(self._per_device("epsilon", devices), self._per_device("delta", devices), self.accountant)
+        return budget(
+            self._per_device("epsilon", devices),
+            self._per_device("delta", devices),
+            self.accountant,
+        )
 
-    def epsilons_spent(self, loss: ArrayLike, accountant: str | None = None) -> Array | None:
+    def epsilons_spent(
+        self, loss: ArrayLike, accountant: str | None = None
+    ) -> Array | None:
         """Return ε of every device for their losses [K], by the promise's own accountant unless another is named.
 
         None without a constraint: there is no δ to state it at.
@@ -187,9 +219,15 @@ class Privacy(Shown):
         if self.delta is None:
             return None
         losses = np.asarray(loss, dtype=float)
-        return epsilon_spent(losses, self._per_device("delta", losses.size), accountant or self.accountant)
+        return epsilon_spent(
+            losses,
+            self._per_device("delta", losses.size),
+            accountant or self.accountant,
+        )
 
-    def epsilon_spent(self, loss: ArrayLike, accountant: str | None = None) -> float | None:
+    def epsilon_spent(
+        self, loss: ArrayLike, accountant: str | None = None
+    ) -> float | None:
         """Return the largest of `epsilons_spent`."""
         found = self.epsilons_spent(loss, accountant)
         return None if found is None else float(found.max())

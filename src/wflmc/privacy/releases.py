@@ -55,13 +55,26 @@ class Air:
         self.off = np.ones((rounds, devices)) if off is None else off[start:]
         self.known = np.abs(link.gains(start + rounds, devices)[start:]) / self.off
         # Whoever sends something else, on another channel or at another power, has other noise too.
-        about = self.known, self.off, link.snr(devices), privacy.budget(devices), privacy.unit.encode(), settings
-        neighbours = () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
+        about = (
+            self.known,
+            self.off,
+            link.snr(devices),
+            privacy.budget(devices),
+            privacy.unit.encode(),
+            settings,
+        )
+        neighbours = (
+            () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
+        )
         seed = digest(np.asarray(jax.random.key_data(key)), *about, *neighbours)
-        self.noise = digest(seed.encode())  # ledgers have this name, from which nobody can draw the noise again
+        self.noise = digest(
+            seed.encode()
+        )  # ledgers have this name, from which nobody can draw the noise again
         self.generator = np.random.default_rng(int(seed, 16))
 
-    def receive(self, rounds: int, sums: Array, reach: float, moved_by: float, share: float) -> tuple[Array, float]:
+    def receive(
+        self, rounds: int, sums: Array, reach: float, moved_by: float, share: float
+    ) -> tuple[Array, float]:
         """Return devices' sums[K, n] as the server receives them, averaged over all examples, and the noise.
 
         Args:
@@ -75,16 +88,25 @@ class Air:
         limit = self.sizes * reach
         length = np.linalg.norm(sums, axis=1)
         sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
-        strength = self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * self.uses) / limit  # over √N0
+        strength = (
+            self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * self.uses) / limit
+        )  # over √N0
         moved = 2 * limit
         if self.privacy.unit == "record":
             moved = np.minimum(moved_by, moved)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
             moved = limit
         # Sums in float64 change by a little more than exact ones, see docs/privacy.md, Sums.
-        moved = moved * (1 + (self.sizes.size + self.sizes.max() + sums.shape[1]) * self.sizes.sum() * 2.0**-52)
+        moved = moved * (
+            1
+            + (self.sizes.size + self.sizes.max() + sums.shape[1])
+            * self.sizes.sum()
+            * 2.0**-52
+        )
         loss = (self.link.uncertainty * strength * moved) ** 2 / 2
-        allowed = share * self.privacy.budget(self.sizes.size) / rounds  # of a round, which need not know the others
+        allowed = (
+            share * self.privacy.budget(self.sizes.size) / rounds
+        )  # of a round, which need not know the others
         fraction = np.minimum(1.0, allowed / loss)
         self.losses.append(loss * fraction)
         strength = strength * np.sqrt(fraction)
@@ -105,4 +127,6 @@ class Air:
 def within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:
     """Return rows[K, n, d] no longer than the radius, and zero where there is no example."""
     length = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows * (np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None])
+    return rows * (
+        np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None]
+    )

@@ -54,8 +54,15 @@ class Release(NamedTuple):
 
     def summary(self, budget: Array) -> dict[str, Any]:
         """Return what to tell of it, as plain data."""
-        share = float((self.spent / budget).max()) if np.isfinite(budget).all() else None
-        return {"rounds": len(self.loss), "spent": self.spent, "share_of_budget": share, "hidden": self.hidden}
+        share = (
+            float((self.spent / budget).max()) if np.isfinite(budget).all() else None
+        )
+        return {
+            "rounds": len(self.loss),
+            "spent": self.spent,
+            "share_of_budget": share,
+            "hidden": self.hidden,
+        }
 
 
 def release_whitening(
@@ -86,20 +93,39 @@ def release_whitening(
     """
     check_key(key)
     if not 0 < share < 1:
-        raise InputError("whiten_share", share, "above 0 and below 1", section="posterior")
+        raise InputError(
+            "whiten_share", share, "above 0 and below 1", section="posterior"
+        )
     if rounds < 3:
         raise InputError("whiten_rounds", rounds, "at least 3", section="posterior")
     if posterior.coordinates is not None:
-        raise InputError("preconditioner", "a posterior in other coordinates", "one in its own", section="posterior")
+        raise InputError(
+            "preconditioner",
+            "a posterior in other coordinates",
+            "one in its own",
+            section="posterior",
+        )
     rows = posterior.features[..., :-1] if posterior.intercept else posterior.features
     size = rows.shape[-1]
     radius = size**0.5 if clip is None else clip
     if not 0 < radius < np.inf:
-        raise InputError("whiten_clip", radius, "finite and above 0", section="posterior")
+        raise InputError(
+            "whiten_clip", radius, "finite and above 0", section="posterior"
+        )
     real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     first = max(1, round(MEAN_PART * rounds)) if posterior.intercept else 0
     settings = np.array([radius, share, posterior.intercept])
-    air = Air(key, link, privacy, posterior.sizes, size * (size + 1) // 2, rounds, settings, start, exact)
+    air = Air(
+        key,
+        link,
+        privacy,
+        posterior.sizes,
+        size * (size + 1) // 2,
+        rounds,
+        settings,
+        start,
+        exact,
+    )
 
     mean, wide = np.zeros(size), FIRST * radius
     # One row of length b or less, replaced or left empty, moves Σu by 2b or b, Σ‖u‖² by b² either way, and Σuuᵀ by
@@ -119,9 +145,13 @@ def release_whitening(
     moved = radius**2 if empty else 2**0.5 * radius**2
     packed, noise = air.receive(rounds - first - 1, products, reach, moved, left)
     shape, trace = _unpacked(packed, size), length[0]
-    scale = trace / np.trace(shape) if np.trace(shape) > 0 and trace > length_noise else 1.0
+    scale = (
+        trace / np.trace(shape) if np.trace(shape) > 0 and trace > length_noise else 1.0
+    )
     level = scale * (2 * size) ** 0.5 * noise  # the edge of the spectrum of noise alone
-    matrix = whitening(mean, scale * shape, posterior.intercept, level, posterior.prior_ridge(prior_on))
+    matrix = whitening(
+        mean, scale * shape, posterior.intercept, level, posterior.prior_ridge(prior_on)
+    )
     loss = np.concatenate(air.losses)
     sent = digest(posterior.digest.encode(), air.noise.encode(), loss)
     hidden = float(np.mean(np.linalg.eigvalsh(scale * shape) < level))

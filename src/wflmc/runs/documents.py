@@ -126,7 +126,10 @@ class Spending(Document):
         total = self.total
         if total is None or None in self.budgets:
             return None
-        return [spent / (budget or 1.0) for spent, budget in zip(total, self.budgets, strict=True)]
+        return [
+            spent / (budget or 1.0)
+            for spent, budget in zip(total, self.budgets, strict=True)
+        ]
 
 
 class PlanFile(Document):
@@ -174,7 +177,11 @@ class PlanFile(Document):
         """Refuse lists without one number for every round, or for every device."""
         rounds, devices = self.constants.rounds, self.constants.devices
         sizes = [(name, getattr(self, name), rounds) for name in BY_ROUND]
-        sizes += [(name, values, devices) for name, values in self.privacy if isinstance(values, list)]
+        sizes += [
+            (name, values, devices)
+            for name, values in self.privacy
+            if isinstance(values, list)
+        ]
         for name, values, size in sizes:
             if values is not None and len(values) != size:
                 raise ValueError(f"{name} has {len(values)} numbers, not {size}")
@@ -263,7 +270,10 @@ class ClassScores(Document):
         """Return whether the mean probability is off by more than 10 % and by more than chance, on so many rows."""
         off = abs(self.predicted_share - self.share)
         chance = (self.predicted_share * (1 - self.predicted_share) / rows) ** 0.5
-        return off > RELATIVE_SHARE_ERROR * self.share and off > SHARE_STANDARD_ERRORS * chance
+        return (
+            off > RELATIVE_SHARE_ERROR * self.share
+            and off > SHARE_STANDARD_ERRORS * chance
+        )
 
 
 class FitPrivacy(Document):
@@ -393,15 +403,26 @@ def read_document(path: Path, model: type[Model], key: str) -> Model:
     try:
         return model.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(key, str(path), f"a readable file ({error.strerror})") from None
+        raise InputError(
+            key, str(path), f"a readable file ({error.strerror})"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(key, str(path), f"as wflmc wrote it ({f'{where}: ' * bool(where)}{first['msg']})") from None
+        raise InputError(
+            key,
+            str(path),
+            f"as wflmc wrote it ({f'{where}: ' * bool(where)}{first['msg']})",
+        ) from None
 
 
 def plan_document(
-    scenario: Scenario, inputs: Inputs, plan: Plan, seconds: float, law: ExactLaw | None = None, compare: bool = False
+    scenario: Scenario,
+    inputs: Inputs,
+    plan: Plan,
+    seconds: float,
+    law: ExactLaw | None = None,
+    compare: bool = False,
 ) -> JsonObject:
     """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
 
@@ -410,26 +431,53 @@ def plan_document(
         compare: whether dp-accounting is asked for its ε too.
     """
     spent = plan.spent if plan.clips else None
-    budget, law = plan.privacy.budget(plan.devices), law or exact_law(inputs.posterior, plan)
-    constants = _attributes(plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
+    budget, law = (
+        plan.privacy.budget(plan.devices),
+        law or exact_law(inputs.posterior, plan),
+    )
+    constants = _attributes(
+        plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq"
+    )
     sizes = {"rounds": len(plan.rounds), "samples": len(plan.rounds) - plan.burn_in}
     document = {
-        "constants": {**constants, **sizes, "step_size": plan.step_size[-1], **plan.dynamics.constants},
-        **_attributes(plan, "step_size", "regime", "regime_share", "gain", "threshold", "active_devices", "bound"),
+        "constants": {
+            **constants,
+            **sizes,
+            "step_size": plan.step_size[-1],
+            **plan.dynamics.constants,
+        },
+        **_attributes(
+            plan,
+            "step_size",
+            "regime",
+            "regime_share",
+            "gain",
+            "threshold",
+            "active_devices",
+            "bound",
+        ),
         **_attributes(plan, "objective", "lower_bound", "gap", "warnings"),
         "warning_codes": codes(plan.notices),
         "max_round_noise": plan.certificate.noise_limit,
-        "classes": inputs.posterior.class_names if isinstance(inputs.posterior, Predicts) else None,
-        "coordinates": "parameters" if inputs.posterior.coordinates is None else "whitened",
+        "classes": inputs.posterior.class_names
+        if isinstance(inputs.posterior, Predicts)
+        else None,
+        "coordinates": "parameters"
+        if inputs.posterior.coordinates is None
+        else "whitened",
         "whitening": None if inputs.release is None else inputs.release.summary(budget),
         "privacy": {
             **_attributes(plan.privacy, "accountant", "unit", "adjacency"),
             **_attributes(plan, "rounding", "epsilon_spent"),
-            "example_clip": plan.example_clip if np.isfinite(plan.example_clip).all() else None,
+            "example_clip": plan.example_clip
+            if np.isfinite(plan.example_clip).all()
+            else None,
             "budget": budget.min(),
             "spent_max": None if spent is None else spent.max(),
             "epsilon_by": _epsilon_by(plan, compare),
-            "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger) if plan.clips else None,
+            "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger)
+            if plan.clips
+            else None,
             "spent": spent,
             "spent_before": plan.ledger if plan.ledger.any() else None,
             "budgets": budget,
@@ -457,7 +505,9 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     privacy, total = plan.privacy, plan.spent + plan.ledger
     if not plan.clips or privacy.delta is None:
         return None
-    found: dict[str, float | None] = {name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS}
+    found: dict[str, float | None] = {
+        name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS
+    }
     each = privacy.epsilons_spent(total, "exact")
     if compare and each is not None:
         worst = int(np.argmax(each))
@@ -469,10 +519,15 @@ def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
 
 def _json_scenario(scenario: Scenario) -> JsonObject:
     """Return the keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
-    content: dict[str, JsonObject] = scenario.model_dump(exclude_unset=True, exclude_none=True)
+    content: dict[str, JsonObject] = scenario.model_dump(
+        exclude_unset=True, exclude_none=True
+    )
     if scenario.policy.max_round_noise == math.inf:
         content["policy"]["max_round_noise"] = "inf"
-    return {name: {key: value for key, value in keys.items() if value != math.inf} for name, keys in content.items()}
+    return {
+        name: {key: value for key, value in keys.items() if value != math.inf}
+        for name, keys in content.items()
+    }
 
 
 def summary_document(
@@ -495,13 +550,32 @@ def summary_document(
     distance, scores = evaluation.w2_sq, evaluation.scores
     notices = (*evaluation.notices, *notices)
     document = {
-        **_attributes(evaluation, "exact_w2_sq", "exact_ess_min", "rhat_max", "ess_min", "ess_tail_min", "frozen"),
-        **_attributes(evaluation, "clip_rate", "example_clip_rate", "epsilon_spent", "adjacency", "coverage"),
+        **_attributes(
+            evaluation,
+            "exact_w2_sq",
+            "exact_ess_min",
+            "rhat_max",
+            "ess_min",
+            "ess_tail_min",
+            "frozen",
+        ),
+        **_attributes(
+            evaluation,
+            "clip_rate",
+            "example_clip_rate",
+            "epsilon_spent",
+            "adjacency",
+            "coverage",
+        ),
         **evaluation.mean_scores,
         "owner_only": OWNER_ONLY,
-        "w2_sq": None if distance is None else _attributes(distance, *DistancePart.model_fields),
+        "w2_sq": None
+        if distance is None
+        else _attributes(distance, *DistancePart.model_fields),
         "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
-        "functions": {name: found._asdict() for name, found in evaluation.functions.items()},
+        "functions": {
+            name: found._asdict() for name, found in evaluation.functions.items()
+        },
         "diagnosis": None,
         "not_covered": plan.get("not_covered", []),
         "warnings": texts(notices),

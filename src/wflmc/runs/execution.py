@@ -20,9 +20,21 @@ from wflmc.evaluation import Evaluation, evaluate, exact_law, preload
 from wflmc.planning import Plan
 from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import SoftmaxPosterior
-from wflmc.privacy.ledger import ForeignLedgerError, Ledger, move_ledger, noise_of_another_run
+from wflmc.privacy.ledger import (
+    ForeignLedgerError,
+    Ledger,
+    move_ledger,
+    noise_of_another_run,
+)
 from wflmc.runs import documents
-from wflmc.runs.documents import SIMULATED, Document, JsonObject, PlanFile, SummaryFile, read_document
+from wflmc.runs.documents import (
+    SIMULATED,
+    Document,
+    JsonObject,
+    PlanFile,
+    SummaryFile,
+    read_document,
+)
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import (
     PLAN_DOCUMENT,
@@ -34,8 +46,24 @@ from wflmc.runs.planning import (
     refuse_own_scenario,
     spent_before,
 )
-from wflmc.sampling import Execution, Start, Trace, default_memory, noise_name, run_name, sample
-from wflmc.scenario import Inputs, Scenario, build, load_scenario, to_json, to_toml, with_values
+from wflmc.sampling import (
+    Execution,
+    Start,
+    Trace,
+    default_memory,
+    noise_name,
+    run_name,
+    sample,
+)
+from wflmc.scenario import (
+    Inputs,
+    Scenario,
+    build,
+    load_scenario,
+    to_json,
+    to_toml,
+    with_values,
+)
 from wflmc.support import errors
 from wflmc.support.errors import InputError, conflict, missing
 from wflmc.support.keys import secret_key, seeded
@@ -106,7 +134,9 @@ class RunTask(NamedTuple):
         return None if self.folder is None else self.folder / CHECKPOINT
 
 
-def run_scenario(request: RunRequest, folder: Path | None, bar: ProgressBar, say: Say) -> Result:
+def run_scenario(
+    request: RunRequest, folder: Path | None, bar: ProgressBar, say: Say
+) -> Result:
     """Run a scenario from its plan to its files.
 
     Args:
@@ -115,7 +145,11 @@ def run_scenario(request: RunRequest, folder: Path | None, bar: ProgressBar, say
         say: takes sentences for whoever waits.
     """
     began = time.perf_counter()
-    task = _new_task(request, folder, say) if request.resume is None else _resume_task(request)
+    task = (
+        _new_task(request, folder, say)
+        if request.resume is None
+        else _resume_task(request)
+    )
     try:
         return _run(task, bar, say, began)
     except (KeyboardInterrupt, OSError) as error:
@@ -123,39 +157,61 @@ def run_scenario(request: RunRequest, folder: Path | None, bar: ProgressBar, say
             raise
         hint = f"wflmc run --resume {task.folder} goes on with this run"
         if isinstance(error, OSError) and error.errno in FULL:
-            raise errors.UnfinishedError(f"{error.strerror}: {error.filename or task.folder}; {hint}.") from None
+            raise errors.UnfinishedError(
+                f"{error.strerror}: {error.filename or task.folder}; {hint}."
+            ) from None
         say(f"{hint}.")
         raise
 
 
 def _run(task: RunTask, bar: ProgressBar, say: Say, began: float) -> Result:
-    task = task._replace(scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in}))
+    task = task._replace(
+        scenario=with_values(task.scenario, {"sampler.burn_in": task.plan.burn_in})
+    )
     law = exact_law(task.inputs.posterior, task.plan)
     if task.resumed and task.checkpoint is not None:
         stored = read_document(task.checkpoint / PLAN_DOCUMENT, PlanFile, "--resume")
         document = stored.model_dump(exclude_unset=True)
     else:
-        document = documents.plan_document(task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law)
+        document = documents.plan_document(
+            task.scenario, task.inputs, task.plan, time.perf_counter() - began, law=law
+        )
     before = _stored_trace(task) if task.settings.start else None
     preload(draws=len(task.plan.rounds) - task.plan.burn_in)
     ledger, release = _open_ledger(task), task.inputs.release
     if task.checkpoint is not None:
         if not task.resumed and (task.checkpoint / SETTINGS).exists():
-            say(f"{task.folder} held another run that was stopped; this one takes its place.")
+            say(
+                f"{task.folder} held another run that was stopped; this one takes its place."
+            )
         _write_checkpoint(task.checkpoint, task, document, before)
     with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
         try:
             if ledger is not None and release is not None:
                 ledger.charge(release.name, 0, release.loss, release.noise)
             trace = _sample(task, before, ledger, Path(scratch), bar)
-        except (errors.SamplingError, errors.OverspendError):  # would fail again in the same round
+        except (
+            errors.SamplingError,
+            errors.OverspendError,
+        ):  # would fail again in the same round
             if task.checkpoint is not None:
                 shutil.rmtree(task.checkpoint)
             raise
         if before is not None:
-            both = {name: (getattr(before, name), getattr(trace, name)) for name in ("theta", "clip_rate")}
-            joined: Any = {name: np.concatenate(parts, axis=1) for name, parts in both.items()}
-            trace = replace(before, **joined, plans=(task.plan,), velocity=trace.velocity, key=trace.key)
+            both = {
+                name: (getattr(before, name), getattr(trace, name))
+                for name in ("theta", "clip_rate")
+            }
+            joined: Any = {
+                name: np.concatenate(parts, axis=1) for name, parts in both.items()
+            }
+            trace = replace(
+                before,
+                **joined,
+                plans=(task.plan,),
+                velocity=trace.velocity,
+                key=trace.key,
+            )
         evaluation = evaluate(trace, task.inputs.posterior, task.inputs.test, law)
         summary = documents.summary_document(
             evaluation,
@@ -183,17 +239,25 @@ def _run(task: RunTask, bar: ProgressBar, say: Say, began: float) -> Result:
 def _new_task(request: RunRequest, folder: Path | None, say: Say) -> RunTask:
     """Plan a run, or go on with the very one that was stopped in its folder."""
     if (request.scenario is None) == (request.plan is None):
-        raise InputError("scenario", request.scenario, "either a scenario file or --plan PATH, one of the two")
+        raise InputError(
+            "scenario",
+            request.scenario,
+            "either a scenario file or --plan PATH, one of the two",
+        )
     if request.more is not None:
         raise conflict("--more", request.more, "or given with --resume DIR")
     if request.plan is not None:
         if request.overrides:
-            raise conflict("--set", request.overrides[0], "with --plan, which is already made")
+            raise conflict(
+                "--set", request.overrides[0], "with --plan, which is already made"
+            )
         loaded = open_plan(request.plan)
         scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
         key = _new_key(scenario)
         if np.any(plan.ledger > inputs.spent * (1 + 1e-9)) and request.ledger is None:
-            raise missing("--ledger", "with a plan that was made from what a ledger leaves")
+            raise missing(
+                "--ledger", "with a plan that was made from what a ledger leaves"
+            )
     else:
         scenario = load_scenario(str(request.scenario), request.overrides)
         if folder is not None:
@@ -209,7 +273,11 @@ def _new_task(request: RunRequest, folder: Path | None, say: Say) -> RunTask:
         path = folder / "ledger.jsonl"
     if request.keep_burn_in and scenario.sampler.keep == "predictions":
         raise conflict("--keep-burn-in", True, "with sampler.keep = 'predictions'")
-    settings = RunSettings(memory=request.memory, asked=to_toml(scenario), keep_burn_in=bool(request.keep_burn_in))
+    settings = RunSettings(
+        memory=request.memory,
+        asked=to_toml(scenario),
+        keep_burn_in=bool(request.keep_burn_in),
+    )
     task = RunTask(scenario, inputs, plan, folder, path, key, settings)
     if folder is not None:
         _refuse_folder(folder, task, request.ledger is None, say)
@@ -226,14 +294,24 @@ def _refuse_folder(folder: Path, task: RunTask, own_ledger: bool, say: Say) -> N
     """Refuse a folder whose samples or noise must not be mixed with this run's; set another run's ledger aside."""
     if _is_finished_in_secret(folder):
         why = "samples of a secret seed cannot be drawn again, and their losses add up with those of another run"
-        raise InputError("--out", str(folder), f"another folder: {why} (--ledger keeps count of both)")
+        raise InputError(
+            "--out",
+            str(folder),
+            f"another folder: {why} (--ledger keeps count of both)",
+        )
     if not task.plan.clips:
         return
-    name = run_name(task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains)
+    name = run_name(
+        task.key, task.inputs.posterior, task.plan, task.scenario.sampler.chains
+    )
     for path in sorted(folder.glob("ledger*.jsonl")):
         if noise_of_another_run(path, name, noise_name(task.key)):
             why = f"{path.name} has another run with the noise of this seed, and who sees both can take it away"
-            raise InputError("sampler.seed", task.scenario.sampler.seed, f"another one, or given another --out: {why}")
+            raise InputError(
+                "sampler.seed",
+                task.scenario.sampler.seed,
+                f"another one, or given another --out: {why}",
+            )
     if own_ledger and task.ledger is not None and task.ledger.exists():
         _set_aside(task, task.ledger, name, say)
 
@@ -261,30 +339,56 @@ def _set_aside(task: RunTask, path: Path, name: str, say: Say) -> None:
         same = {ledger.name(name), ledger.name("" if release is None else release.name)}
         if {run for run, _ in ledger.entries} <= same:
             return
-    kept = next(p for i in range(1, 10**6) if not (p := path.with_name(f"ledger-{i}.jsonl")).exists())
+    kept = next(
+        p
+        for i in range(1, 10**6)
+        if not (p := path.with_name(f"ledger-{i}.jsonl")).exists()
+    )
     move_ledger(path, kept)
-    say(f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger.")
+    say(
+        f"{path.parent} has the ledger of another run, kept as {kept.name}; --ledger spends from one ledger."
+    )
 
 
 def _resume_task(request: RunRequest) -> RunTask:
     """Go on with the run in a folder: with one that was stopped, or with more rounds of one that is finished."""
-    for name, value in request._replace(resume=None, more=None, memory=None)._asdict().items():
+    for name, value in (
+        request._replace(resume=None, more=None, memory=None)._asdict().items()
+    ):
         if value:
-            option = {"scenario": name, "overrides": "--set"}.get(name, f"--{name.replace('_', '-')}")
-            raise conflict(option, value, "with --resume, which goes on with what a folder holds")
+            option = {"scenario": name, "overrides": "--set"}.get(
+                name, f"--{name.replace('_', '-')}"
+            )
+            raise conflict(
+                option, value, "with --resume, which goes on with what a folder holds"
+            )
     folder = Path(str(request.resume)).expanduser()
     if _settings(folder) is not None:
         if request.more is not None:
-            raise conflict("--more", request.more, "until the run that was stopped is finished")
+            raise conflict(
+                "--more", request.more, "until the run that was stopped is finished"
+            )
         return _stopped_task(folder, request.memory)
     if not (folder / "summary.json").exists() or (folder / "federation").exists():
-        raise InputError("--resume", str(folder), "a folder that `wflmc run --out` has written, not wflmc federate")
+        raise InputError(
+            "--resume",
+            str(folder),
+            "a folder that `wflmc run --out` has written, not wflmc federate",
+        )
     if request.more is None or not 0 < request.more <= 10**7:
-        raise InputError("--more", request.more, "1 to 10,000,000 rounds: the run in this folder is finished")
+        raise InputError(
+            "--more",
+            request.more,
+            "1 to 10,000,000 rounds: the run in this folder is finished",
+        )
     loaded = load_plan(folder, option="--resume")
     scenario, inputs, plan = loaded.scenario, loaded.inputs, loaded.plan
     if scenario.sampler.keep == "predictions":
-        raise conflict("--more", request.more, "with sampler.keep = 'predictions': the last draws were not kept")
+        raise conflict(
+            "--more",
+            request.more,
+            "with sampler.keep = 'predictions': the last draws were not kept",
+        )
     kept = _summary(folder).ledger
     path = None if kept is None else folder / kept.file
     settings = RunSettings(start=len(plan.rounds), memory=request.memory)
@@ -306,8 +410,15 @@ def _is_stopped_here(folder: Path, scenario: Scenario, request: RunRequest) -> b
     settings = _settings(folder)
     if settings is None or settings.asked != to_toml(scenario):
         return False
-    path = "ledger.jsonl" if request.ledger is None else str(Path(request.ledger).resolve())
-    same_options = request.memory in (None, settings.memory) and settings.keep_burn_in == bool(request.keep_burn_in)
+    path = (
+        "ledger.jsonl"
+        if request.ledger is None
+        else str(Path(request.ledger).resolve())
+    )
+    same_options = request.memory in (
+        None,
+        settings.memory,
+    ) and settings.keep_burn_in == bool(request.keep_burn_in)
     return same_options and settings.ledger in (None, path)
 
 
@@ -321,18 +432,33 @@ def _stopped_task(folder: Path, memory: float | None) -> RunTask:
     loaded = load_plan(folder / CHECKPOINT, secret, "--resume")
     scenario = loaded.scenario
     if secret is None and scenario.sampler.seed == "secret":
-        raise InputError("--resume", str(path), "there: without it the noise of rounds that were sent is not known")
+        raise InputError(
+            "--resume",
+            str(path),
+            "there: without it the noise of rounds that were sent is not known",
+        )
     ledger = None if settings.ledger is None else folder / settings.ledger
     settings = settings.model_copy(update={"memory": memory or settings.memory})
     key = _new_key(scenario) if secret is None else secret
-    return RunTask(scenario, loaded.inputs, loaded.plan, folder, ledger, key, settings, resumed=True)
+    return RunTask(
+        scenario,
+        loaded.inputs,
+        loaded.plan,
+        folder,
+        ledger,
+        key,
+        settings,
+        resumed=True,
+    )
 
 
 def _read_secret(path: Path) -> jax.Array:
     """Return the key that a checkpoint keeps."""
     words = path.read_bytes()
     if len(words) != SECRET_BYTES:
-        raise InputError("--resume", str(path), f"the {SECRET_BYTES} bytes that the run has written")
+        raise InputError(
+            "--resume", str(path), f"the {SECRET_BYTES} bytes that the run has written"
+        )
     return secret_key(words)
 
 
@@ -342,7 +468,13 @@ def _summary(folder: Path) -> SummaryFile:
 
 def _ledger_at(task: RunTask, path: Path) -> Ledger:
     posterior, plan = task.inputs.posterior, task.plan
-    return Ledger(plan.privacy, plan.devices, subject=posterior.digest, enforced=plan.enforced, path=path)
+    return Ledger(
+        plan.privacy,
+        plan.devices,
+        subject=posterior.digest,
+        enforced=plan.enforced,
+        path=path,
+    )
 
 
 def _open_ledger(task: RunTask) -> Ledger | None:
@@ -360,7 +492,9 @@ def _open_ledger(task: RunTask) -> Ledger | None:
     return ledger
 
 
-def _write_checkpoint(folder: Path, task: RunTask, document: JsonObject, before: Trace | None) -> None:
+def _write_checkpoint(
+    folder: Path, task: RunTask, document: JsonObject, before: Trace | None
+) -> None:
     """Write down what is about to be run, in place of another run that was stopped here."""
     if not task.resumed and folder.exists():
         shutil.rmtree(folder)
@@ -376,7 +510,9 @@ def _write_checkpoint(folder: Path, task: RunTask, document: JsonObject, before:
             np.save(file, before.velocity)
     path = task.ledger
     ledger = path and (path.name if path.parent == task.folder else str(path.resolve()))
-    write_text(folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger}))
+    write_text(
+        folder / SETTINGS, to_json(task.settings.model_dump() | {"ledger": ledger})
+    )
 
 
 def sample_chains(
@@ -432,7 +568,13 @@ def sample_chains(
     )
 
 
-def _sample(task: RunTask, before: Trace | None, ledger: Ledger | None, scratch: Path, bar: ProgressBar) -> Trace:
+def _sample(
+    task: RunTask,
+    before: Trace | None,
+    ledger: Ledger | None,
+    scratch: Path,
+    bar: ProgressBar,
+) -> Trace:
     plan = task.plan.rest(task.settings.start) if task.settings.start else task.plan
     initial = None
     if before is not None:  # where the chains were when they stopped
@@ -462,23 +604,41 @@ def _stored_trace(task: RunTask) -> Trace:
     import h5netcdf
 
     assert task.folder is not None
-    mismatch = InputError("--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json")
+    mismatch = InputError(
+        "--resume", str(task.folder), "a folder whose trace.nc belongs to its plan.json"
+    )
     try:
         with h5netcdf.File(task.folder / "trace.nc") as file:
-            parts: list[Any] = [None if (part := file.get(name)) is None else part[...] for name in STORED]
+            parts: list[Any] = [
+                None if (part := file.get(name)) is None else part[...]
+                for name in STORED
+            ]
     except OSError as error:
         reason = error.strerror or "it is damaged"
-        raise InputError("--resume", str(task.folder / "trace.nc"), f"a file that can be read ({reason})") from None
+        raise InputError(
+            "--resume",
+            str(task.folder / "trace.nc"),
+            f"a file that can be read ({reason})",
+        ) from None
     except Exception:  # what HDF5 makes of a damaged file
-        raise InputError("--resume", str(task.folder / "trace.nc"), "as wflmc wrote it (it is damaged)") from None
+        raise InputError(
+            "--resume",
+            str(task.folder / "trace.nc"),
+            "as wflmc wrote it (it is damaged)",
+        ) from None
     theta, rate, velocity, warmup, warmup_rate = parts
     plan, kept = task.plan, task.settings.start - task.plan.burn_in
     if theta is None or rate is None or theta.ndim != 3 or rate.ndim != 2:
         raise mismatch
-    theta, rate = theta[:, :kept], rate[:, :kept]  # a crash at the very end may have left the new ones too
+    theta, rate = (
+        theta[:, :kept],
+        rate[:, :kept],
+    )  # a crash at the very end may have left the new ones too
     if task.resumed and velocity is not None:  # and their velocity
         path = task.folder / CHECKPOINT / VELOCITY
-        velocity = read_array(path, key="--resume", allowed="the velocities that the run has written")
+        velocity = read_array(
+            path, key="--resume", allowed="the velocities that the run has written"
+        )
     shape = (task.scenario.sampler.chains, kept, plan.dim)
     if theta.shape != shape or (velocity is None) == plan.dynamics.has_velocity:
         raise mismatch

@@ -30,7 +30,16 @@ from wflmc.runs.planning import (
     read_plan_file,
 )
 from wflmc.sampling import Trace
-from wflmc.scenario import OWNER_ONLY, Inputs, Scenario, build_privacy, load_scenario, to_json, to_toml, validate
+from wflmc.scenario import (
+    OWNER_ONLY,
+    Inputs,
+    Scenario,
+    build_privacy,
+    load_scenario,
+    to_json,
+    to_toml,
+    validate,
+)
 from wflmc.support.errors import InputError
 from wflmc.support.storage import replacing
 
@@ -84,7 +93,9 @@ def write_run(
     return files
 
 
-def write_plan(folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, object]) -> list[Path]:
+def write_plan(
+    folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, object]
+) -> list[Path]:
     """Write a plan that is yet to be run, as `wflmc plan --out` does.
 
     Args:
@@ -101,22 +112,32 @@ def write_plan(folder: Path, *, scenario: Scenario, plan: Plan, plan_document: M
     """
     refuse_run(folder)
     with ExitStack() as stack:
-        hashes = _write_plan_and_texts(stack, folder, plan, _plan_texts(scenario, plan_document))
+        hashes = _write_plan_and_texts(
+            stack, folder, plan, _plan_texts(scenario, plan_document)
+        )
     return [folder / name for name in hashes]
 
 
 def refuse_run(folder: Path) -> None:
     """Refuse a folder that has a run, whose plan must not be replaced."""
-    if any((folder / name).exists() for name in ("trace.nc", "summary.json", ".checkpoint")):
-        raise InputError("--out", str(folder), "another folder: the run in it has its own plan")
+    if any(
+        (folder / name).exists() for name in ("trace.nc", "summary.json", ".checkpoint")
+    ):
+        raise InputError(
+            "--out", str(folder), "another folder: the run in it has its own plan"
+        )
 
 
-def _plan_texts(scenario: Scenario, plan_document: Mapping[str, object]) -> dict[str, str]:
+def _plan_texts(
+    scenario: Scenario, plan_document: Mapping[str, object]
+) -> dict[str, str]:
     """Return the text files of a plan, by name."""
     return {SCENARIO_FILE: to_toml(scenario), PLAN_DOCUMENT: to_json(plan_document)}
 
 
-def _write_plan_and_texts(stack: ExitStack, folder: Path, plan: Plan, texts: Mapping[str, str]) -> dict[str, str]:
+def _write_plan_and_texts(
+    stack: ExitStack, folder: Path, plan: Plan, texts: Mapping[str, str]
+) -> dict[str, str]:
     """Write plan.npz and text files, which take their places when the stack is closed.
 
     Returns:
@@ -140,11 +161,17 @@ def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | 
         return None
     path, home = ledger.path.resolve(), None if folder is None else folder.resolve()
     return {
-        "file": str(path.relative_to(home) if home is not None and path.is_relative_to(home) else path),
+        "file": str(
+            path.relative_to(home)
+            if home is not None and path.is_relative_to(home)
+            else path
+        ),
         "rounds": len(ledger.entries),
         "chain": ledger.chain,
         "spent": ledger.spent.tolist(),
-        "share_of_budget": float((ledger.spent / ledger.budget).max()) if np.isfinite(ledger.budget).any() else None,
+        "share_of_budget": float((ledger.spent / ledger.budget).max())
+        if np.isfinite(ledger.budget).any()
+        else None,
     }
 
 
@@ -209,13 +236,18 @@ def read_run(folder: Path) -> Run:
     Raises:
         InputError: a file is damaged, or of another run.
     """
-    stopped, results = (folder / ".checkpoint" / "plan.json").exists(), folder / "summary.json"
+    stopped, results = (
+        (folder / ".checkpoint" / "plan.json").exists(),
+        folder / "summary.json",
+    )
     unfinished = stopped and not results.exists()
     _check_digests(folder, stopped)
     view = (folder / ".checkpoint" if unfinished else folder) / PLAN_DOCUMENT
     plan = read_document(view, PlanFile, "report")
     saved_plan = _read_saved_plan(view.with_name(PLAN_FILE), plan)
-    summary = read_document(results, SummaryFile, "report") if results.exists() else None
+    summary = (
+        read_document(results, SummaryFile, "report") if results.exists() else None
+    )
     scenario, text = _read_scenario(folder, plan)
     if not unfinished:
         planned = validate(plan.scenario, f"{view}: ")
@@ -267,7 +299,11 @@ def _check_digests(folder: Path, stopped: bool) -> None:
         path = folder / name
         if path.exists() and _sha256(path) != digest:
             hint = f"; `wflmc run --resume {folder}` may mend it" * stopped
-            raise InputError("report", str(path), f"the file that its run wrote: the hash in {DIGESTS} differs{hint}")
+            raise InputError(
+                "report",
+                str(path),
+                f"the file that its run wrote: the hash in {DIGESTS} differs{hint}",
+            )
 
 
 def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
@@ -279,7 +315,9 @@ def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
     return validate(plan.scenario, f"{folder / 'plan.json'}: "), None
 
 
-def _rebuild(view: Path, document: PlanFile, plan: Plan | None, ledger: Ledger | None) -> tuple[Inputs | None, str]:
+def _rebuild(
+    view: Path, document: PlanFile, plan: Plan | None, ledger: Ledger | None
+) -> tuple[Inputs | None, str]:
     """Return the inputs of the plan, or why there are none: a page can do without."""
     if plan is None:
         return None, f"{PLAN_FILE} is missing."
@@ -290,7 +328,10 @@ def _rebuild(view: Path, document: PlanFile, plan: Plan | None, ledger: Ledger |
     except OSError as error:
         return None, str(error)
     if ledger is not None and not ledger.is_about(inputs.posterior.digest):
-        return None, "The data have changed since: they are not those that the ledger is about."
+        return (
+            None,
+            "The data have changed since: they are not those that the ledger is about.",
+        )
     return inputs, ""
 
 
@@ -308,11 +349,17 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
         if (draws, dim) != (plan.constants.samples, plan.constants.dim):
             raise ValueError("its samples are not those of plan.json")
         every = min(draws, max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES)))
-        early = None if warmup is None or not warmup.shape[1] else np.asarray(warmup[:, ::every], dtype=float)
+        early = (
+            None
+            if warmup is None or not warmup.shape[1]
+            else np.asarray(warmup[:, ::every], dtype=float)
+        )
         return Draws(np.asarray(theta[:, :draws:every], dtype=float), every, early)
 
 
-def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario) -> Ledger | None:
+def _read_ledger(
+    folder: Path, summary: SummaryFile | None, scenario: Scenario
+) -> Ledger | None:
     """Return the ledger, every line of it verified; the run has to be in it."""
     part = None if summary is None else summary.ledger
     path = folder / ("ledger.jsonl" if part is None else part.file)
@@ -323,5 +370,7 @@ def _read_ledger(folder: Path, summary: SummaryFile | None, scenario: Scenario) 
             devices = json.loads(file.readline())["devices"]
         ledger = Ledger(build_privacy(scenario), devices, path=path, read_only=True)
         if part is not None and part.chain not in ledger.chains:
-            raise ValueError("rounds are missing that summary.json counts, or it is another run's ledger")
+            raise ValueError(
+                "rounds are missing that summary.json counts, or it is another run's ledger"
+            )
     return ledger

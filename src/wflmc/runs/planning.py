@@ -33,7 +33,9 @@ PLAN_DOCUMENT = "plan.json"
 SCENARIO_FILE = "scenario.toml"
 SAME = 1 + 1e-9
 """Ratio of numbers that count as equal: other processors round otherwise."""
-NO_PLAN = "a plan.npz or plan.json, or a folder with these, as `wflmc plan --out` writes them"
+NO_PLAN = (
+    "a plan.npz or plan.json, or a folder with these, as `wflmc plan --out` writes them"
+)
 """What names a plan."""
 VIEWED_ROUNDS = ("step_size", "gain", "threshold", "active_devices", "bound")
 """Lists of plan.json that have to be those of the plan, one number for every round."""
@@ -55,7 +57,13 @@ class LoadedPlan:
     """plan.json."""
 
 
-def make_plan(scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger: Array | None = None) -> Plan:
+def make_plan(
+    scenario: Scenario,
+    inputs: Inputs,
+    *,
+    solver: str = "own",
+    ledger: Array | None = None,
+) -> Plan:
     """Return the plan of a scenario.
 
     Args:
@@ -71,8 +79,14 @@ def make_plan(scenario: Scenario, inputs: Inputs, *, solver: str = "own", ledger
     result = plan_from(inputs.posterior, request)
     notices = result.notices
     if inputs.public:  # a plan then says nothing about the data
-        notices = tuple(notice for notice in notices if notice.code != NoticeCode.FEATURES_NOT_SCALED)
-    return result.with_notices((*inputs.notices, *notices, *data_notices(inputs.not_covered)))
+        notices = tuple(
+            notice
+            for notice in notices
+            if notice.code != NoticeCode.FEATURES_NOT_SCALED
+        )
+    return result.with_notices(
+        (*inputs.notices, *notices, *data_notices(inputs.not_covered))
+    )
 
 
 def spent_before(
@@ -96,7 +110,9 @@ def spent_before(
             raise InputError("--ledger", path, "a ledger that a run has written")
         return None
     posterior = inputs.posterior
-    ledger = Ledger(inputs.privacy, posterior.devices, subject=posterior.digest, path=path)
+    ledger = Ledger(
+        inputs.privacy, posterior.devices, subject=posterior.digest, path=path
+    )
     release = inputs.release
     is_paid = release is not None and ledger.rounds(release.name) > 0
     return ledger.spent if is_paid else ledger.spent + inputs.spent
@@ -107,12 +123,18 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
     section = scenario.sampler
     if section.burn_in != "auto":
         return scenario
-    key = jax.random.key(0 if section.seed == "secret" else section.seed)  # of the pilot, which protects nobody
-    burn_in = choose_burn_in(key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics)
+    key = jax.random.key(
+        0 if section.seed == "secret" else section.seed
+    )  # of the pilot, which protects nobody
+    burn_in = choose_burn_in(
+        key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics
+    )
     return with_values(scenario, {"sampler.burn_in": burn_in})
 
 
-def load_plan(path: str | Path, key: jax.Array | None = None, option: str = "--plan") -> LoadedPlan:
+def load_plan(
+    path: str | Path, key: jax.Array | None = None, option: str = "--plan"
+) -> LoadedPlan:
     """Load a plan from its files; nothing is planned again.
 
     plan.npz has the plan. plan.json, beside it, has its scenario, from which posterior
@@ -137,7 +159,9 @@ def load_plan(path: str | Path, key: jax.Array | None = None, option: str = "--p
     return LoadedPlan(scenario, inputs, plan, document)
 
 
-def plan_inputs(plan: Plan, document: PlanFile, *, key: jax.Array | None, view: Path, option: str) -> Inputs:
+def plan_inputs(
+    plan: Plan, document: PlanFile, *, key: jax.Array | None, view: Path, option: str
+) -> Inputs:
     """Return posterior, link and privacy of a plan, which its scenario gives again.
 
     Args:
@@ -220,7 +244,9 @@ def read_plan_file(file: Path, document: PlanFile, option: str) -> Plan:
     """
     plan = Plan.load(file, key=option)
     if plan.checksum != document.plan_digest:
-        allowed = f"the plan that {PLAN_DOCUMENT} describes: plan_digest there is another's"
+        allowed = (
+            f"the plan that {PLAN_DOCUMENT} describes: plan_digest there is another's"
+        )
         raise InputError(option, str(file), allowed)
     for name in VIEWED_ROUNDS:
         if getattr(document, name) != plain(getattr(plan, name)):
@@ -228,7 +254,9 @@ def read_plan_file(file: Path, document: PlanFile, option: str) -> Plan:
     for name in VIEWED_CONSTANTS:
         written = getattr(document.constants, name)
         if written != plain(getattr(plan, name)):
-            raise InputError(f"{option}: constants.{name}", written, f"as in {file.name}")
+            raise InputError(
+                f"{option}: constants.{name}", written, f"as in {file.name}"
+            )
     return plan
 
 
@@ -264,10 +292,14 @@ def _same_value(first: object, second: object) -> bool:
     return first == second or (first in infinite and second in infinite)
 
 
-def _rebuild_inputs(document: PlanFile, *, key: jax.Array | None, view: Path, option: str) -> Inputs:
+def _rebuild_inputs(
+    document: PlanFile, *, key: jax.Array | None, view: Path, option: str
+) -> Inputs:
     """Return posterior, link and privacy of a plan's scenario."""
     scenario = validate(document.scenario, f"{option}: ")
-    for name, digest in file_digests(scenario, {*PUBLIC_FILES, *document.files}).items():
+    for name, digest in file_digests(
+        scenario, {*PUBLIC_FILES, *document.files}
+    ).items():
         if document.files.get(name) != digest:
             allowed = "the file that the plan was made with; it has changed since"
             raise InputError(f"{option}: {name}", str(view), allowed)
@@ -294,7 +326,9 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
     posterior = inputs.posterior
     same_shape = (plan.devices, plan.dim) == (posterior.devices, posterior.dim)
     if not same_shape or not np.array_equal(plan.context.sizes, posterior.sizes):
-        allowed = "a plan for data of the same numbers of devices, parameters and examples"
+        allowed = (
+            "a plan for data of the same numbers of devices, parameters and examples"
+        )
         raise InputError(option, str(view), allowed)
     constants = {"mu": posterior.mu, "L": posterior.L}
     if posterior.curvature_is_loose:  # plans may then have a smaller L
@@ -306,7 +340,9 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
             raise InputError(f"{option}: constants.{name}", planned, allowed)
 
 
-def _check_promise(plan: Plan, inputs: Inputs, *, policy: PowerPolicy, view: Path, option: str) -> None:
+def _check_promise(
+    plan: Plan, inputs: Inputs, *, policy: PowerPolicy, view: Path, option: str
+) -> None:
     """Refuse a plan that does not keep the promise of its scenario.
 
     Args:
@@ -325,7 +361,9 @@ def _check_promise(plan: Plan, inputs: Inputs, *, policy: PowerPolicy, view: Pat
         overspends = bool(np.any(plan.spent + plan.ledger > budget * SAME))
     allowed = ""
     if not (same_noise and same_policy and _same_promise(plan, inputs)):
-        allowed = "a plan for the promise, the policy and the noise power of its scenario"
+        allowed = (
+            "a plan for the promise, the policy and the noise power of its scenario"
+        )
     elif forgets_release:
         allowed = "a plan that counts what the release for whitening has spent"
     elif overspends:
@@ -342,8 +380,11 @@ def _same_promise(plan: Plan, inputs: Inputs) -> bool:
     numbers = ["epsilon", "delta", "clip"]
     if promise.example_clip is not None:  # else the planner may have chosen one
         numbers.append("example_clip")
-    return all(getattr(promise, name) == getattr(planned, name) for name in texts) and all(
-        np.array_equal(_numbers(promise, name), _numbers(planned, name)) for name in numbers
+    return all(
+        getattr(promise, name) == getattr(planned, name) for name in texts
+    ) and all(
+        np.array_equal(_numbers(promise, name), _numbers(planned, name))
+        for name in numbers
     )
 
 
@@ -365,7 +406,9 @@ def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
     budget = plain(float(plan.privacy.budget(plan.devices).min()))
     if not _is_close(budget, document.privacy.budget):
         key = f"{option}: privacy.budget"
-        raise InputError(key, document.privacy.budget, f"{budget!r}, as its scenario gives")
+        raise InputError(
+            key, document.privacy.budget, f"{budget!r}, as its scenario gives"
+        )
     for name in ("step_size", "gain", "active_devices"):
         planned = np.asarray(getattr(plan, name), dtype=float)
         written = np.asarray(getattr(document, name), dtype=float)
@@ -389,7 +432,9 @@ class ExtendedPlan:
     plan: Plan
 
 
-def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, spent: Array) -> ExtendedPlan:
+def extend_plan(
+    scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, spent: Array
+) -> ExtendedPlan:
     """Return scenario and plan with more rounds, from what is left of every budget.
 
     The added rounds alone are planned, and joined with the plan as it is.
@@ -419,7 +464,9 @@ def extend_plan(scenario: Scenario, inputs: Inputs, plan: Plan, *, more: int, sp
     }
     request = plan_request(with_values(scenario, only_added), inputs, before + by_plan)
     start = plan.start + len(plan.rounds)
-    request = replace(request, sampler=replace(request.sampler, start=start, before=plan))
+    request = replace(
+        request, sampler=replace(request.sampler, start=start, before=plan)
+    )
     if plan.bound is not None:
         request = replace(request, initial_w2_sq=float(plan.bound[-1]))
     added = plan_from(inputs.posterior, request)

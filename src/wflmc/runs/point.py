@@ -60,21 +60,49 @@ def measure(task: PointTask, progress: Callable[[float], None]) -> dict[str, Any
     inputs = build(task.scenario)
     plan = make_plan(task.scenario, inputs)
     law = exact_law(inputs.posterior, plan)
-    row: dict[str, Any] = {name: getattr(plan, name) for name in ("objective", "gap", "epsilon_spent", "regime")}
-    row |= {"adjacency": plan.privacy.adjacency, "burn_in": plan.burn_in, "exact_ess_min": law.ess_min}
+    row: dict[str, Any] = {
+        name: getattr(plan, name)
+        for name in ("objective", "gap", "epsilon_spent", "regime")
+    }
+    row |= {
+        "adjacency": plan.privacy.adjacency,
+        "burn_in": plan.burn_in,
+        "exact_ess_min": law.ess_min,
+    }
     row["exact_w2_sq"] = None if law.w2_sq is None else max(law.w2_sq[plan.burn_in :])
     energy = transmit_energy(plan, inputs.link)
     row["channel_uses"] = channel_uses(plan)
     row["energy"] = None if energy is None else float(energy.sum())
     if not task.plan_only:
-        assert task.scenario.sampler.seed != "secret"  # whoever makes points has refused it
+        assert (
+            task.scenario.sampler.seed != "secret"
+        )  # whoever makes points has refused it
         seeded = jax.random.key(task.scenario.sampler.seed)
         with tempfile.TemporaryDirectory(prefix="wflmc-") as scratch:
-            execution = Execution(memory=task.memory, progress=lambda done, rounds: progress(0.9 * done / rounds))
-            trace = sample_chains(seeded, task.scenario, inputs, plan, Path(scratch), execution=execution)
+            execution = Execution(
+                memory=task.memory,
+                progress=lambda done, rounds: progress(0.9 * done / rounds),
+            )
+            trace = sample_chains(
+                seeded, task.scenario, inputs, plan, Path(scratch), execution=execution
+            )
             found = evaluate(trace, inputs.posterior, inputs.test, law)
         rates = {f"clip_rate_{when}": rate for when, rate in found.clip_rate.items()}
-        same = {name: getattr(found, name) for name in ("ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")}
-        distance = {} if found.w2_sq is None else {"w2_sq": found.w2_sq.worst, "w2_sq_se": found.w2_sq.worst_se}
-        row |= {"w2_sq": None, "w2_sq_se": None, **distance, **same, **rates, **found.mean_scores}
+        same = {
+            name: getattr(found, name)
+            for name in ("ess_min", "ess_tail_min", "rhat_max", "example_clip_rate")
+        }
+        distance = (
+            {}
+            if found.w2_sq is None
+            else {"w2_sq": found.w2_sq.worst, "w2_sq_se": found.w2_sq.worst_se}
+        )
+        row |= {
+            "w2_sq": None,
+            "w2_sq_se": None,
+            **distance,
+            **same,
+            **rates,
+            **found.mean_scores,
+        }
     return dict(plain(row))

@@ -202,7 +202,9 @@ def broadcast(key: jax.Array, theta: jax.Array, now: KernelRounds) -> jax.Array:
     if now.constants.downlink_std is None:
         return theta
     shape = (now.rounds.weight.shape[-1], *theta.shape)
-    return theta + now.constants.downlink_std * jax.random.normal(key, shape, theta.dtype)
+    return theta + now.constants.downlink_std * jax.random.normal(
+        key, shape, theta.dtype
+    )
 
 
 def transmit(
@@ -220,7 +222,9 @@ def transmit(
     if now.rounds.received is not None:
         amplitude = amplitude * now.rounds.received
     clip, example_clip = now.constants.clip, now.constants.example_clip
-    total, norms = posterior.unrounded_sum(theta, amplitude, clip, key=key, example_clip=example_clip)
+    total, norms = posterior.unrounded_sum(
+        theta, amplitude, clip, key=key, example_clip=example_clip
+    )
     return ClippedSum(total.scaled(now.rounds.gain), norms)
 
 
@@ -299,7 +303,9 @@ def check_belongs(plan: object, posterior: Posterior) -> None:
     made = f"{plan.devices} devices, {plan.dim} parameters"
     wanted = f"{posterior.devices} devices, {posterior.dim} parameters"
     if made != wanted:
-        raise InputError("plan", f"a plan for {made}", f"made for this posterior ({wanted})")
+        raise InputError(
+            "plan", f"a plan for {made}", f"made for this posterior ({wanted})"
+        )
 
 
 def kernel(posterior: Posterior, plan: Plan) -> Kernel:

@@ -108,7 +108,10 @@ class Group(NamedTuple):
                 labels[name] = ((axis,), np.asarray(along_axis))
             else:
                 labels[name] = ((name,), np.asarray(values))
-        arrays = {name: (axes, np.asarray(array)) for name, (axes, array) in self.variables.items()}
+        arrays = {
+            name: (axes, np.asarray(array))
+            for name, (axes, array) in self.variables.items()
+        }
         return {**arrays, **labels}
 
     @property
@@ -170,10 +173,17 @@ class Trace(Shown):
     """What the server has received in every round, where it was asked for."""
 
     def _facts(self) -> ShownValues:
-        sizes = dict(zip(("chains", "draws", "parameters"), self.theta.shape, strict=True))
+        sizes = dict(
+            zip(("chains", "draws", "parameters"), self.theta.shape, strict=True)
+        )
         plans = len(self.plans) if len(self.plans) > 1 else None
         burn_in = None if self.warmup is None else self.warmup.shape[1]
-        return {**sizes, "plans": plans, "kept burn-in rounds": burn_in, "clip_rate": self.clip_rate.mean()}
+        return {
+            **sizes,
+            "plans": plans,
+            "kept burn-in rounds": burn_in,
+            "clip_rate": self.clip_rate.mean(),
+        }
 
     @property
     def plan(self) -> Plan:
@@ -213,7 +223,9 @@ class Trace(Shown):
                 None for all. The posterior group has all draws in any case.
             progress: called with (done, in all); by default a bar on a terminal.
         """
-        request = ArvizOptions(posterior, predictive, features, log_likelihood, outcome, draws, progress)
+        request = ArvizOptions(
+            posterior, predictive, features, log_likelihood, outcome, draws, progress
+        )
         return _for_arviz(_groups(self, attributes, request))
 
     def save(self, path: str | Path, attributes: Attributes | None = None) -> None:
@@ -260,7 +272,9 @@ def name_draws(theta: np.ndarray, posterior: object = None) -> NamedDraws:
 
 def in_arviz(draws: NamedDraws, attributes: Attributes) -> ArvizData:
     """Return draws that are not a trace's for ArviZ."""
-    return _for_arviz({"posterior": _variables(draws).with_attributes({**LIBRARY, **attributes})})
+    return _for_arviz(
+        {"posterior": _variables(draws).with_attributes({**LIBRARY, **attributes})}
+    )
 
 
 def _group(
@@ -278,14 +292,20 @@ def _group(
         numbered: axes that count from 0 unless `coords` has labels for them.
     """
     sizes = Group(variables, {}, {}).sizes
-    numbers = {axis: np.arange(size) for axis, size in sizes.items() if axis in numbered}
+    numbers = {
+        axis: np.arange(size) for axis, size in sizes.items() if axis in numbered
+    }
     return Group(variables, {**numbers, **(coords or {})}, attributes or {})
 
 
 def _transcript(told: Transcript) -> Group:
     """The group of a transcript."""
     axes = ("round", "chain", "parameter")
-    values = {"position": (axes, told.position), "gradient": (axes, told.gradient), "noise": (axes[:2], told.noise)}
+    values = {
+        "position": (axes, told.position),
+        "gradient": (axes, told.gradient),
+        "noise": (axes[:2], told.noise),
+    }
     return _group(values, {"round": told.start}, {"rounds": told.rounds})
 
 
@@ -309,7 +329,9 @@ def _groups(
     if trace.warmup is not None:
         made["warmup_posterior"] = _variables(name_draws(trace.warmup, posterior))
     if trace.warmup_clip_rate is not None:
-        made["warmup_sample_stats"] = _statistics(trace, trace.warmup_clip_rate, slice(burn_in))
+        made["warmup_sample_stats"] = _statistics(
+            trace, trace.warmup_clip_rate, slice(burn_in)
+        )
     if trace.transcript is not None:
         made["transcript"] = _transcript(trace.transcript)
     if posterior is not None:
@@ -318,25 +340,48 @@ def _groups(
         raise InputError("posterior", None, "given, for what it predicts")
     about: dict[str, JsonValue] = {**LIBRARY, "plan": _in_short(plan)}
     about |= {} if trace.key is None else {"key": list(trace.key)}
-    return {name: group.with_attributes({**about, **(attributes or {})}) for name, group in made.items()}
+    return {
+        name: group.with_attributes({**about, **(attributes or {})})
+        for name, group in made.items()
+    }
 
 
 def _averages(kept: Predictions) -> Groups:
     """The groups of averages over draws that were not kept: parameters by mean and variance, and mean predictions."""
-    moments = {name: (("chain", "parameter"), getattr(kept, name)) for name in ("mean", "variance")}
+    moments = {
+        name: (("chain", "parameter"), getattr(kept, name))
+        for name in ("mean", "variance")
+    }
     about = {"about": "averages over the kept draws, which were not kept themselves"}
     predicted = {"probability": (("chain", "observation", "class"), kept.probability)}
-    return {"posterior": _group(moments, attributes=about), "predictions": _group(predicted)}
+    return {
+        "posterior": _group(moments, attributes=about),
+        "predictions": _group(predicted),
+    }
 
 
 def _in_short(plan: Plan) -> str:
     """What a plan is about, as JSON; numbers of each device or round as a list where they differ."""
-    varying = {"step_size": plan.step_size, "clip": plan.clip} if plan.clips else {"step_size": plan.step_size}
-    chain = {"rounds": len(plan.rounds), "burn_in": plan.burn_in, "dynamics": plan.dynamics.name}
+    varying = (
+        {"step_size": plan.step_size, "clip": plan.clip}
+        if plan.clips
+        else {"step_size": plan.step_size}
+    )
+    chain = {
+        "rounds": len(plan.rounds),
+        "burn_in": plan.burn_in,
+        "dynamics": plan.dynamics.name,
+    }
     spent = {"epsilon_spent": plan.epsilon_spent, "adjacency": plan.privacy.adjacency}
     facts = {"devices": plan.devices, **chain, **spent}
     lists = {name: np.asarray(values).tolist() for name, values in varying.items()}
-    return json.dumps(facts | {name: each[0] if len(set(each)) == 1 else each for name, each in lists.items()})
+    return json.dumps(
+        facts
+        | {
+            name: each[0] if len(set(each)) == 1 else each
+            for name, each in lists.items()
+        }
+    )
 
 
 def _variables(draws: NamedDraws) -> Group:
@@ -358,14 +403,20 @@ def _named(
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     # A tuple with names of its own is no pair without names.
     has_no_names = type(tree) in (tuple, list)
-    if has_no_names and isinstance(tree, tuple | list) and len(tree) == len(leaves) == 2:
+    if (
+        has_no_names
+        and isinstance(tree, tuple | list)
+        and len(tree) == len(leaves) == 2
+    ):
         leaves = jax.tree_util.tree_leaves_with_path({"X": tree[0], "y": tree[1]})
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator=".") or alone
         known = (dims or {}).get(name)
         while name in TAKEN or name in made:
             name += "_"
-        axes = known or [f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))]
+        axes = known or [
+            f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - len(leading))
+        ]
         made[name] = ((*leading, *axes), np.asarray(leaf))
     return made
 
@@ -377,15 +428,25 @@ def _statistics(trace: Trace, clip_rate: np.ndarray, rounds: slice) -> Group:
     per_round = {name: [getattr(p, name)[rounds] for p in plans] for name in names}
     if all(p.clips for p in plans):
         per_round["loss"] = [p.loss.max(-1)[rounds] for p in plans]
-    stats = {name: (DRAWN, np.broadcast_to(np.stack(rows), shape)) for name, rows in per_round.items()}
+    stats = {
+        name: (DRAWN, np.broadcast_to(np.stack(rows), shape))
+        for name, rows in per_round.items()
+    }
     return _group({"clip_rate": (DRAWN, clip_rate), **stats})
 
 
 def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     """The groups of what was observed, and of what the model says of it: the same every time."""
     posterior, features = request.posterior, request.features
-    if not isinstance(posterior, Regression | CustomPosterior) or posterior.dim != samples.shape[-1]:
-        raise InputError("posterior", type(posterior).__name__, "the model of these samples, for what it predicts")
+    if (
+        not isinstance(posterior, Regression | CustomPosterior)
+        or posterior.dim != samples.shape[-1]
+    ):
+        raise InputError(
+            "posterior",
+            type(posterior).__name__,
+            "the model of these samples, for what it predicts",
+        )
     examples, device = posterior.observed
     observed: ArrayTree = examples
     if isinstance(posterior, Regression):
@@ -397,7 +458,9 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     data = _named(observed, ("observation",), "y")
     kept, thinning = _thinned(samples.shape[:2], request.draws)
     chain, draw = (numbers.ravel() for numbers in np.meshgrid(*kept, indexing="ij"))
-    works, drawn = _works(posterior, lambda at: samples[chain[at], draw[at]], chain.size, request)
+    works, drawn = _works(
+        posterior, lambda at: samples[chain[at], draw[at]], chain.size, request
+    )
     names = _outcome_names(data, drawn, request.outcome)
 
     held: Coords = {"device": ("observation", device)}
@@ -409,15 +472,27 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
         if some
     }
     for group, values in _computed(works, chain.size, request.progress).items():
-        split = jax.tree.map(lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values)
-        alone = request.alone if group != "log_likelihood" else names[0] if len(names) == 1 else group
+        split = jax.tree.map(
+            lambda leaf: leaf.reshape(*map(len, kept), *leaf.shape[1:]), values
+        )
+        alone = (
+            request.alone
+            if group != "log_likelihood"
+            else names[0]
+            if len(names) == 1
+            else group
+        )
         variables = _named(split, (*DRAWN, "observation"), alone)
         numbers = dict(zip(DRAWN, kept, strict=True))
         coords: Coords = numbers if group == "predictions" else {**numbers, **held}
         attributes: Attributes = {} if group == "predictions" else private
         made[group] = _group(variables, coords, {"thinning": thinning, **attributes})
     if features is not None:
-        given = np.asarray(features, dtype=float) if isinstance(posterior, Regression) else features
+        given = (
+            np.asarray(features, dtype=float)
+            if isinstance(posterior, Regression)
+            else features
+        )
         made["predictions_constant_data"] = _group(_named(given, ("observation",), "X"))
     return made
 
@@ -435,20 +510,32 @@ def _outcome_names(
         names = [str(one) for one in np.atleast_1d(outcome)]
     if not names or not set(names) <= set(data) & set(drawn or data):
         known = f"the name of what is observed, of {', '.join(data)}"
-        raise InputError("outcome", outcome, f"{known}, and is drawn, of {', '.join(drawn)}" if drawn else known)
+        raise InputError(
+            "outcome",
+            outcome,
+            f"{known}, and is drawn, of {', '.join(drawn)}" if drawn else known,
+        )
     return names
 
 
-def _thinned(shape: tuple[int, ...], most: int | None) -> tuple[list[NDArray[np.intp]], str]:
+def _thinned(
+    shape: tuple[int, ...], most: int | None
+) -> tuple[list[NDArray[np.intp]], str]:
     """Which chains and draws to take, evenly spaced and at most so many together; and the same in words."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1):
-        raise InputError("draws", most, "a whole number above 0, or None for all of them")
+    if most is not None and (
+        isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1
+    ):
+        raise InputError(
+            "draws", most, "a whole number above 0, or None for all of them"
+        )
     chains, draws = shape
     limit = chains * draws if most is None else int(most)
     apart = -(-chains // limit)
     chosen = np.arange(0, chains, apart)
     step = -(-draws // (limit // chosen.size))
-    last = np.arange((draws - 1) % step, draws, step)  # the last draw is always among them
+    last = np.arange(
+        (draws - 1) % step, draws, step
+    )  # the last draw is always among them
     words = f"{chosen.size * last.size} of {chains * draws} draws: steps of {step} along draw, of {apart} along chain"
     return [chosen, last], words
 
@@ -461,38 +548,60 @@ def _computed(
     """What every work makes of all draws, in chunks of about CHUNK_BYTES."""
     total = draws * len(works)
     made: dict[str, ArrayTree] = {}
-    bar = progress_bar("outcomes", total) if progress is None else nullcontext(lambda done: progress(done, total))
+    bar = (
+        progress_bar("outcomes", total)
+        if progress is None
+        else nullcontext(lambda done: progress(done, total))
+    )
     with bar as advance:
         for before, (group, (run, size)) in enumerate(works.items()):
             chunk = -(-draws // -(-draws * 8 * size // CHUNK_BYTES))
             for at in range(0, draws, chunk):
                 # The last chunk is filled up, so that nothing is compiled for it.
-                part = jax.tree.map(np.asarray, run(np.minimum(np.arange(at, at + chunk), draws - 1)))
+                part = jax.tree.map(
+                    np.asarray, run(np.minimum(np.arange(at, at + chunk), draws - 1))
+                )
                 if not at:
-                    made[group] = jax.tree.map(lambda leaf: np.empty((draws, *leaf.shape[1:]), leaf.dtype), part)
-                for whole, values in zip(jax.tree.leaves(made[group]), jax.tree.leaves(part), strict=True):
+                    made[group] = jax.tree.map(
+                        lambda leaf: np.empty((draws, *leaf.shape[1:]), leaf.dtype),
+                        part,
+                    )
+                for whole, values in zip(
+                    jax.tree.leaves(made[group]), jax.tree.leaves(part), strict=True
+                ):
                     whole[at : at + chunk] = values[: draws - at]
                 advance(before * draws + min(at + chunk, draws))
     return made
 
 
-def _works(posterior: Model, theta: Theta, draws: int, request: ArvizOptions) -> tuple[dict[str, Work], list[str]]:
+def _works(
+    posterior: Model, theta: Theta, draws: int, request: ArvizOptions
+) -> tuple[dict[str, Work], list[str]]:
     """What is to be computed for each group, and the names of the outcomes that are drawn."""
     drawn: list[str] = []
     works: dict[str, Work] = {}
     if request.predictive:
-        works["posterior_predictive"], drawn = _drawn(posterior, theta, draws, request, None)
+        works["posterior_predictive"], drawn = _drawn(
+            posterior, theta, draws, request, None
+        )
     if request.features is not None:
-        works["predictions"], drawn = _drawn(posterior, theta, draws, request, request.features)
+        works["predictions"], drawn = _drawn(
+            posterior, theta, draws, request, request.features
+        )
     if request.log_likelihood:
         numbers = _numbers(posterior, posterior.observed[1].size)
-        works["log_likelihood"] = lambda at: posterior.log_likelihood(theta(at)), numbers
+        works["log_likelihood"] = (
+            lambda at: posterior.log_likelihood(theta(at)),
+            numbers,
+        )
     return works, drawn
 
 
 def _numbers(posterior: Model, count: int) -> int:
     """Return how many numbers a model computes for a draw and `count` examples."""
-    return posterior.dim + count * (max(1, posterior.classes) if isinstance(posterior, Regression) else 1)
+    return posterior.dim + count * (
+        max(1, posterior.classes) if isinstance(posterior, Regression) else 1
+    )
 
 
 def _drawn(
@@ -504,8 +613,12 @@ def _drawn(
         function = posterior.model.sites.simulate or function
     if isinstance(posterior, Regression):
         if callable(function):
-            raise InputError("predictive", "a function", "True or False: this model draws by itself")
-        generator = host_generator(jax.random.key(0), "posterior_predictive" if rows is None else "predictions")
+            raise InputError(
+                "predictive", "a function", "True or False: this model draws by itself"
+            )
+        generator = host_generator(
+            jax.random.key(0), "posterior_predictive" if rows is None else "predictions"
+        )
         features = None if rows is None else np.asarray(rows)
         count = posterior.observed[1].size
         if features is not None:
@@ -516,10 +629,14 @@ def _drawn(
 
         return (draw_outcomes, _numbers(posterior, count)), ["y"]
     wanted = "a JAX function of (key, parameters, example) that draws what this model would observe"
-    given = posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
+    given = (
+        posterior.observed[0] if rows is None else checked_arrays("features", rows)[0]
+    )
     count = len(jax.tree.leaves(given)[0])
     numbered = jnp.arange(count), jax.tree.map(jnp.asarray, given)
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws)
+    keys = jax.random.split(
+        jax.random.fold_in(jax.random.key(0), int(rows is not None)), draws
+    )
 
     def outcome(
         draw: tuple[jax.Array, jax.Array],
@@ -531,13 +648,19 @@ def _drawn(
         outcome_key = jax.random.fold_in(draw_key, number)
         return function(outcome_key, posterior.unflatten(parameters), example)
 
-    first = (keys[0], jnp.asarray(theta(np.arange(1))[0])), jax.tree.map(lambda values: values[0], numbered)
+    first = (
+        (keys[0], jnp.asarray(theta(np.arange(1))[0])),
+        jax.tree.map(lambda values: values[0], numbered),
+    )
     result = shape_of("predictive", function, wanted, outcome, *first)
     drawn = [*_named(result, (), request.alone)]
     if not drawn:
         raise InputError("predictive", Found("returns nothing"), wanted)
     size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))
-    return (lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered), size), drawn
+    return (
+        lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered),
+        size,
+    ), drawn
 
 
 def write_groups(path: str | Path, groups: Groups) -> None:
@@ -559,9 +682,13 @@ def write_groups(path: str | Path, groups: Groups) -> None:
             for variable, (axes, values) in arrays[name].items():
                 place.create_variable(variable, axes, values.dtype)
     contents = {
-        f"{name}/{variable}": values for name, of_group in arrays.items() for variable, (_, values) in of_group.items()
+        f"{name}/{variable}": values
+        for name, of_group in arrays.items()
+        for variable, (_, values) in of_group.items()
     }
-    room = sum(values.nbytes + 2048 for values in contents.values())  # and where HDF5 leaves gaps
+    room = sum(
+        values.nbytes + 2048 for values in contents.values()
+    )  # and where HDF5 leaves gaps
     with replacing(path) as target:
         target.write(empty.getbuffer())
         target.flush()

@@ -13,7 +13,14 @@ from wflmc.scenario.build import (
     step_sizes,
 )
 from wflmc.scenario.coverage import OWNER_ONLY, NotCovered, data_notices, not_covered
-from wflmc.scenario.files import file_digests, load_data, load_scenario, plain, to_json, to_toml
+from wflmc.scenario.files import (
+    file_digests,
+    load_data,
+    load_scenario,
+    plain,
+    to_json,
+    to_toml,
+)
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 
 __all__ = [

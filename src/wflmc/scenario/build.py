@@ -51,7 +51,10 @@ _OPERATORS: dict[type[ast.AST], Callable[[Value, Value], Value]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_CALLS: dict[str, Callable[[Value, Value], Value]] = {"min": np.minimum, "max": np.maximum}
+_CALLS: dict[str, Callable[[Value, Value], Value]] = {
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 @without_data
@@ -73,18 +76,26 @@ class Inputs(NamedTuple):
     @property
     def spent(self) -> NDArray[np.float64]:
         """Loss of every device before the first round of a chain, [K]."""
-        return np.zeros(self.posterior.devices) if self.release is None else self.release.spent
+        return (
+            np.zeros(self.posterior.devices)
+            if self.release is None
+            else self.release.spent
+        )
 
     @property
     def public(self) -> bool:
         """Whether a promise is made and no number of a plan comes from the data: then a plan says nothing of them."""
-        return self.privacy.epsilon is not None and not any(item.name in CONSTANTS for item in self.not_covered)
+        return self.privacy.epsilon is not None and not any(
+            item.name in CONSTANTS for item in self.not_covered
+        )
 
 
 THESE_DATA = "these data"
 
 
-def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = THESE_DATA) -> Inputs:
+def build(
+    scenario: Scenario, key: jax.Array | None = None, data_words: str = THESE_DATA
+) -> Inputs:
     """Return the three inputs of a scenario, the step size of its last round, and its dynamics.
 
     Args:
@@ -112,8 +123,20 @@ def build(scenario: Scenario, key: jax.Array | None = None, data_words: str = TH
             "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
         )
         notices.append(Notice(NoticeCode.HIDDEN_DIRECTIONS, text))
-    uncovered = not_covered(scenario, scored=test is not None, by_model=posterior.not_covered)
-    return Inputs(posterior, link, privacy, step_size, tuple(notices), test, release, dynamics, uncovered)
+    uncovered = not_covered(
+        scenario, scored=test is not None, by_model=posterior.not_covered
+    )
+    return Inputs(
+        posterior,
+        link,
+        privacy,
+        step_size,
+        tuple(notices),
+        test,
+        release,
+        dynamics,
+        uncovered,
+    )
 
 
 def _friction(scenario: Scenario, mu: float, L: float) -> float:
@@ -130,13 +153,25 @@ def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
     """Return η of a scenario: a number, or an array [S] where it changes with the round."""
     section = scenario.sampler
     if isinstance(section.step_size, list) and section.burn_in == "auto":
-        raise InputError("sampler.burn_in", "auto", "a number with a sampler.step_size for every round")
+        raise InputError(
+            "sampler.burn_in",
+            "auto",
+            "a number with a sampler.step_size for every round",
+        )
     if not isinstance(section.step_size, str):
-        return section.step_size if isinstance(section.step_size, float) else np.array(section.step_size)
+        return (
+            section.step_size
+            if isinstance(section.step_size, float)
+            else np.array(section.step_size)
+        )
     names: dict[str, Value] = {"mu": posterior.mu, "L": posterior.L}
     if section.burn_in != "auto":  # which a pilot with this step size finds
         rounds = section.burn_in + section.samples
-        names |= {"s": np.arange(1.0, rounds + 1), "S": float(rounds), "S_b": float(section.burn_in)}
+        names |= {
+            "s": np.arange(1.0, rounds + 1),
+            "S": float(rounds),
+            "S_b": float(section.burn_in),
+        }
     return evaluate_expression("sampler.step_size", section.step_size, names)
 
 
@@ -154,15 +189,21 @@ def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Valu
 
     def value(node: ast.expr) -> Value:
         match node:
-            case ast.Constant(value=number) if isinstance(number, int | float) and not isinstance(number, bool):
+            case ast.Constant(value=number) if isinstance(
+                number, int | float
+            ) and not isinstance(number, bool):
                 return float(number)
             case ast.Name(id=name) if name in names:
                 return names[name]
-            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if (
+                type(op) in _OPERATORS
+            ):
                 result = _OPERATORS[type(op)](value(left), value(right))
                 if not isinstance(result, complex):
                     return 1.0 * result
-            case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if name in _CALLS:
+            case ast.Call(
+                func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]
+            ) if name in _CALLS:
                 return functools.reduce(_CALLS[name], map(value, parts))
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
                 return -value(operand) if isinstance(sign, ast.USub) else value(operand)
@@ -207,7 +248,11 @@ def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
         posterior: Regression = gaussian_regression(key, section.devices, **common)
     else:
         # The ten classes of images are no secret; of other data the labels are, unless they are declared.
-        classes = 10 if section.data in DATA_SETS and section.classes is None else section.classes
+        classes = (
+            10
+            if section.data in DATA_SETS and section.classes is None
+            else section.classes
+        )
         posterior = softmax_regression(key, section.devices, classes=classes, **common)
     test = _test_set(section, key, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
@@ -216,13 +261,21 @@ def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
 def _own_model(section: PosteriorSection) -> Posterior:
     """Return the posterior of a model of one's own."""
     if section.preconditioner != "none":
-        raise InputError("posterior.preconditioner", section.preconditioner, "none: a model of your own brings its own")
-    posterior = plugins.build_own_model(section.model, section.model_dump(exclude_unset=True))
+        raise InputError(
+            "posterior.preconditioner",
+            section.preconditioner,
+            "none: a model of your own brings its own",
+        )
+    posterior = plugins.build_own_model(
+        section.model, section.model_dump(exclude_unset=True)
+    )
     check_posterior(posterior)
     return posterior
 
 
-def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[str, ...]]:
+def _load(
+    scenario: Scenario, key: jax.Array
+) -> tuple[Features | None, tuple[str, ...]]:
     """Return the scenario's data set and its features' names; None where the model makes its own."""
     section = scenario.posterior
     if section.data == "synthetic":
@@ -235,20 +288,37 @@ def _load(scenario: Scenario, key: jax.Array) -> tuple[Features | None, tuple[st
             return image_features(section.data, *by, section.intercept, chosen), ()
         return mnist_features(images, generator, section.examples, section.dim), ()
     if not is_data_path(section.data):
-        allowed = "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+        allowed = (
+            "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+        )
         raise InputError("data", section.data, allowed)
     examples = section.examples if scenario.given("posterior.examples") else None
     data, columns = load_data(section.data, _label_kind(section), examples)
-    for name, value in {"examples": len(data.y), "dim": data.X.shape[1] if data.X.ndim == 2 else 0}.items():
+    for name, value in {
+        "examples": len(data.y),
+        "dim": data.X.shape[1] if data.X.ndim == 2 else 0,
+    }.items():
         if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
-            raise InputError(name, getattr(section, name), f"{value}, as in the data file, or left out")
+            raise InputError(
+                name,
+                getattr(section, name),
+                f"{value}, as in the data file, or left out",
+            )
     if not section.whiten_from:
         return data, columns
     if not is_data_path(section.whiten_from):
-        raise InputError("whiten_from", section.whiten_from, "the path of an .npz or .csv file with public rows")
-    whitening = public_whitening(load_data(section.whiten_from)[0].X, section.whiten_ridge)
+        raise InputError(
+            "whiten_from",
+            section.whiten_from,
+            "the path of an .npz or .csv file with public rows",
+        )
+    whitening = public_whitening(
+        load_data(section.whiten_from)[0].X, section.whiten_ridge
+    )
     X_test = None if data.X_test is None else whitening(data.X_test, section.intercept)
-    return Features(whitening(data.X, section.intercept), data.y, X_test, data.y_test), ()
+    return Features(
+        whitening(data.X, section.intercept), data.y, X_test, data.y_test
+    ), ()
 
 
 def _label_kind(section: PosteriorSection) -> Labels:
@@ -257,7 +327,9 @@ def _label_kind(section: PosteriorSection) -> Labels:
         return "numbers"
     if section.classes is None:
         return "inferred"
-    declared = [section.classes] if isinstance(section.classes, int) else section.classes
+    declared = (
+        [section.classes] if isinstance(section.classes, int) else section.classes
+    )
     return "text" if any(isinstance(name, str) for name in declared) else "numbers"
 
 
@@ -271,12 +343,18 @@ def _test_set(
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):
             return None
-        u, v = synthetic_labels(key, section.examples, section.dim, posterior.classes, stream="test")
+        u, v = synthetic_labels(
+            key, section.examples, section.dim, posterior.classes, stream="test"
+        )
         return u, np.asarray(posterior.class_names)[v]
     if data.X_test is None or data.y_test is None:
         return None
     try:
-        target = posterior.classes_of(data.y_test) if isinstance(posterior, SoftmaxPosterior) else data.y_test
+        target = (
+            posterior.classes_of(data.y_test)
+            if isinstance(posterior, SoftmaxPosterior)
+            else data.y_test
+        )
         features, _ = checked(data.X_test, target)
         posterior.design_matrix(features)
     except InputError as error:
@@ -286,7 +364,11 @@ def _test_set(
 
 
 def _preconditioned(
-    scenario: Scenario, posterior: Posterior, link: Link, privacy: Privacy, key: jax.Array | None
+    scenario: Scenario,
+    posterior: Posterior,
+    link: Link,
+    privacy: Privacy,
+    key: jax.Array | None,
 ) -> tuple[Posterior, Release | None]:
     """Return the posterior in the coordinates that the scenario asks for, and what they have cost."""
     section = scenario.posterior
@@ -310,20 +392,28 @@ def _preconditioned(
     return posterior.whitened(release.matrix, section.prior_on), release
 
 
-def _constant_notices(scenario: Scenario, posterior: Posterior, data_words: str) -> Iterator[Notice]:
+def _constant_notices(
+    scenario: Scenario, posterior: Posterior, data_words: str
+) -> Iterator[Notice]:
     """Yield what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
     section = scenario.posterior
     mu, L = section.mu or posterior.mu, section.L or posterior.L
     if mu > L:
         key, limit = ("mu", "at most L") if section.mu else ("L", "at least mu")
-        raise InputError(f"posterior.{key}", section.mu or section.L, limit)  # which the data may tell, and this not
+        raise InputError(
+            f"posterior.{key}", section.mu or section.L, limit
+        )  # which the data may tell, and this not
     if isinstance(posterior, SoftmaxPosterior):
-        empty = posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
+        empty = (
+            posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
+        )
         if empty:
             text = f"{empty} of {posterior.classes} classes have no example in {data_words}."
             yield Notice(NoticeCode.EMPTY_CLASSES, text)
     if mu > posterior.mu * (1 + 1e-12):
-        text = f"posterior.mu = {mu:g} is too large for {data_words}: the bound may fail."
+        text = (
+            f"posterior.mu = {mu:g} is too large for {data_words}: the bound may fail."
+        )
         yield Notice(NoticeCode.CONSTANT_TOO_LARGE, text)
     if L < posterior.L * (1 - 1e-12):
         text = f"posterior.L = {L:g} is too small for {data_words}: the bound may fail."
@@ -366,7 +456,9 @@ def build_policy(scenario: Scenario) -> Policy:
     return core_value(Policy, section, max_round_noise=limit)
 
 
-def plan_request(scenario: Scenario, inputs: Inputs, ledger: ArrayLike | None = None) -> PlanRequest:
+def plan_request(
+    scenario: Scenario, inputs: Inputs, ledger: ArrayLike | None = None
+) -> PlanRequest:
     """Return what the plan of a scenario is made for.
 
     Args:
@@ -407,7 +499,9 @@ def _fading(section: LinkSection) -> channel.Fading:
             return channel.rayleigh(power, section.correlation)
         case "rician":
             return channel.rician(power, section.rician_k, section.correlation)
-    law: channel.Fading = plugins.load("fading", section.fading, "fading", {}, section="link")(power)
+    law: channel.Fading = plugins.load(
+        "fading", section.fading, "fading", {}, section="link"
+    )(power)
     return law
 
 

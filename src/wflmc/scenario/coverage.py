@@ -61,48 +61,120 @@ def not_covered(
     section, sampler = scenario.posterior, scenario.sampler
     gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
     own = section.model not in ("gaussian", "softmax")
-    read_off = section.model == "softmax" and is_data_path(section.data) and section.classes is None
-    unnumbered = not own and _is_csv(section.data) and not scenario.given("posterior.examples")
-    noisy_broadcast, clips = scenario.link.downlink_snr_db < np.inf, scenario.policy.power != "noiseless"
+    read_off = (
+        section.model == "softmax"
+        and is_data_path(section.data)
+        and section.classes is None
+    )
+    unnumbered = (
+        not own and _is_csv(section.data) and not scenario.given("posterior.examples")
+    )
+    noisy_broadcast, clips = (
+        scenario.link.downlink_snr_db < np.inf,
+        scenario.policy.power != "noiseless",
+    )
     projected = section.data in DATA_SETS and section.features == "principal"
-    whitened, split = section.preconditioner == "whiten", section.partition not in ("iid", "blocks")
+    whitened, split = (
+        section.preconditioner == "whiten",
+        section.partition not in ("iid", "blocks"),
+    )
     stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
     published = [
-        (FROM_DATA[0], projected, "Features are coordinates on principal directions of training images."),
+        (
+            FROM_DATA[0],
+            projected,
+            "Features are coordinates on principal directions of training images.",
+        ),
         (
             "posterior.examples",
             unnumbered,
             "Which lines of the CSV are examples and not a header is read off; give it.",
         ),
-        ("posterior.classes", read_off, "The set of labels is read off the data; give posterior.classes."),
+        (
+            "posterior.classes",
+            read_off,
+            "The set of labels is read off the data; give posterior.classes.",
+        ),
         ("posterior.partition", split, "Labels decide who holds which example."),
-        ("posterior.model", own, "A model of your own may take coordinates, starts and constants from its data."),
-        ("posterior.preconditioner", whitened, "The features themselves whiten the chains."),
-        ("posterior.mu", (gaussian or own) and not section.mu, "Step and plan use μ of the data; give posterior.mu."),
-        ("posterior.L", not section.L, "Step and plan use L of the data; give posterior.L."),
-        ("posterior.initial_w2_sq", not section.initial_w2_sq, "The plan uses W2² of the data; give this key."),
-        ("sampler.burn_in", sampler.burn_in == "auto", "A pilot on the data has found the number of burn-in rounds."),
-        (CONSTANTS[-1], noisy_broadcast and not exact, "The plan uses the devices' curvatures, by which noise acts."),
+        (
+            "posterior.model",
+            own,
+            "A model of your own may take coordinates, starts and constants from its data.",
+        ),
+        (
+            "posterior.preconditioner",
+            whitened,
+            "The features themselves whiten the chains.",
+        ),
+        (
+            "posterior.mu",
+            (gaussian or own) and not section.mu,
+            "Step and plan use μ of the data; give posterior.mu.",
+        ),
+        (
+            "posterior.L",
+            not section.L,
+            "Step and plan use L of the data; give posterior.L.",
+        ),
+        (
+            "posterior.initial_w2_sq",
+            not section.initial_w2_sq,
+            "The plan uses W2² of the data; give this key.",
+        ),
+        (
+            "sampler.burn_in",
+            sampler.burn_in == "auto",
+            "A pilot on the data has found the number of burn-in rounds.",
+        ),
+        (
+            CONSTANTS[-1],
+            noisy_broadcast and not exact,
+            "The plan uses the devices' curvatures, by which noise acts.",
+        ),
         ("policy.objective", exact, oracle_notice().text),
-        ("sampler.seed", sampler.seed != "secret", "A seed below 2³² can be guessed; 'secret' draws a key instead."),
+        (
+            "sampler.seed",
+            sampler.seed != "secret",
+            "A seed below 2³² can be guessed; 'secret' draws a key instead.",
+        ),
     ]
     shown = [
-        ("clip rates", clips, "Clip rates, warnings and the diagnosis look at the data."),
-        ("exact law", gaussian, "W2² and the exact law and ESS compare with the posterior itself."),
-        ("chains", sampler.chains > 1, "R-hat, ESS and averages are of all chains, and epsilon covers one."),
+        (
+            "clip rates",
+            clips,
+            "Clip rates, warnings and the diagnosis look at the data.",
+        ),
+        (
+            "exact law",
+            gaussian,
+            "W2² and the exact law and ESS compare with the posterior itself.",
+        ),
+        (
+            "chains",
+            sampler.chains > 1,
+            "R-hat, ESS and averages are of all chains, and epsilon covers one.",
+        ),
         ("scores", scored, "Scores look at the test set, which nothing hides."),
-        ("refusals", True, f"A run that is refused or stopped over its data ({stop}) tells that it was."),
+        (
+            "refusals",
+            True,
+            f"A run that is refused or stopped over its data ({stop}) tells that it was.",
+        ),
     ]
     published += [(name, True, text) for name, text in (by_model or {}).items()]
     rows = [*((*row, True) for row in published), *((*row, False) for row in shown)]
-    return tuple(NotCovered(name, text, rests) for name, holds, text, rests in rows if holds)
+    return tuple(
+        NotCovered(name, text, rests) for name, holds, text, rests in rows if holds
+    )
 
 
 def _is_csv(data: str) -> bool:
     return is_data_path(data) and not data.lower().endswith(".npz")
 
 
-def data_notices(items: Iterable[NotCovered], source: str = PRIVATE_DATA) -> tuple[Notice, ...]:
+def data_notices(
+    items: Iterable[NotCovered], source: str = PRIVATE_DATA
+) -> tuple[Notice, ...]:
     """Return a notice about what a plan takes from the data; none if that is nothing.
 
     Args:

@@ -41,14 +41,22 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
         try:
             content = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise InputError("scenario", str(path), f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+            raise InputError(
+                "scenario",
+                str(path),
+                f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}",
+            ) from None
         except (ValueError, RecursionError):  # thousands of digits, or of brackets
-            raise InputError("scenario", str(path), "TOML with numbers and lists of moderate length") from None
+            raise InputError(
+                "scenario", str(path), "TOML with numbers and lists of moderate length"
+            ) from None
     for text in overrides or []:
         _override(content, text)
     scenario, folder = validate(content), file.resolve().parent
     paths = _paths(scenario).items()
-    return with_values(scenario, {key: _absolute(folder, key, path) for key, path in paths})
+    return with_values(
+        scenario, {key: _absolute(folder, key, path) for key, path in paths}
+    )
 
 
 def _absolute(folder: Path, key: str, path: str) -> str:
@@ -61,8 +69,14 @@ def _absolute(folder: Path, key: str, path: str) -> str:
 
 def _paths(scenario: Scenario) -> dict[str, str]:
     """Return the files that a scenario names, by key."""
-    files = {f"posterior.{name}": getattr(scenario.posterior, name) for name in ("data", "whiten_from")}
-    named = {"link.gains": scenario.link.gains, **{key: path for key, path in files.items() if is_data_path(path)}}
+    files = {
+        f"posterior.{name}": getattr(scenario.posterior, name)
+        for name in ("data", "whiten_from")
+    }
+    named = {
+        "link.gains": scenario.link.gains,
+        **{key: path for key, path in files.items() if is_data_path(path)},
+    }
     if is_own_model(scenario.posterior.model):
         named["posterior.model"] = scenario.posterior.model
     return {key: path for key, path in named.items() if path}
@@ -76,7 +90,11 @@ def _reading(key: str, path: str | Path, wanted: str) -> Iterator[None]:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(key, str(path), f"{wanted} that can be read ({error.strerror or 'it is damaged'})") from None
+        raise InputError(
+            key,
+            str(path),
+            f"{wanted} that can be read ({error.strerror or 'it is damaged'})",
+        ) from None
     except Exception:  # a corrupt file can fail in a dozen ways, all of which mean the same to its owner
         raise InputError(key, str(path), wanted) from None
 
@@ -85,14 +103,18 @@ def _override(content: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name) or "\n" in value:
-        raise InputError("--set", text, "one key and one value, of the form section.key=value")
+        raise InputError(
+            "--set", text, "one key and one value, of the form section.key=value"
+        )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         parsed = value.strip()  # a bare word such as `equal` is a text
     table = content.setdefault(section, {})
     if not isinstance(table, dict):
-        raise InputError(section, table, f"a section: write [{section}] and its keys below it")
+        raise InputError(
+            section, table, f"a section: write [{section}] and its keys below it"
+        )
     table[name] = parsed
 
 
@@ -114,7 +136,9 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
                 if key == "link.gains":
                     file = split_variable(path).path
                 digests[key] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    if scenario.posterior.data == "mnist" and "posterior.data" in keys:  # which is verified whenever it is read
+    if (
+        scenario.posterior.data == "mnist" and "posterior.data" in keys
+    ):  # which is verified whenever it is read
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
 
@@ -152,13 +176,17 @@ def _load_npz(path: str | Path) -> Features:
     if "X" not in arrays or "y" not in arrays:
         raise InputError("data", str(path), allowed)
     if ("X_test" in arrays) != ("y_test" in arrays):
-        raise InputError("data", str(path), "an .npz file with both of X_test and y_test, or neither")
+        raise InputError(
+            "data", str(path), "an .npz file with both of X_test and y_test, or neither"
+        )
     data = Features(**arrays)
     check_shapes(data, "data")
     return data
 
 
-def _load_csv(path: str | Path, labels: Labels, examples: int | None) -> tuple[Features, tuple[str, ...]]:
+def _load_csv(
+    path: str | Path, labels: Labels, examples: int | None
+) -> tuple[Features, tuple[str, ...]]:
     """Return the data set of a CSV and the features' names."""
     all_lines = _csv_lines(path)
     lines = {number: cells for number, cells in all_lines.items() if cells}
@@ -166,7 +194,11 @@ def _load_csv(path: str | Path, labels: Labels, examples: int | None) -> tuple[F
     width = len(first)
     for number, cells in lines.items():
         if len(cells) != width:
-            raise InputError("data", str(path), f"a CSV of {width} columns; line {number} has {len(cells)}")
+            raise InputError(
+                "data",
+                str(path),
+                f"a CSV of {width} columns; line {number} has {len(cells)}",
+            )
     header = _has_header(path, list(lines.values()), labels, examples)
     is_complete = len(lines) == len(all_lines)
     if examples is not None and not header and not is_complete and "y" in first:
@@ -185,7 +217,9 @@ def _load_csv(path: str | Path, labels: Labels, examples: int | None) -> tuple[F
     numbers = np.array([[as_float(cell) for cell in row] for row in rows])
     texts = [row[target] for row in rows]
     missing = np.isnan(numbers)
-    is_text = labels == "text" or (labels == "inferred" and all(texts) and bool(missing[:, target].all()))
+    is_text = labels == "text" or (
+        labels == "inferred" and all(texts) and bool(missing[:, target].all())
+    )
     if is_text:
         missing[:, target] = [not 0 < len(text) <= MAX_LABEL_LENGTH for text in texts]
     if missing.any():
@@ -203,7 +237,9 @@ def _csv_lines(path: str | Path) -> dict[int, list[str]]:
     Lines are read one by one: a quote that one of them leaves open is an error, and
     swallows no other. So is a carriage return inside a line, which would make two of it.
     """
-    allowed = "a CSV file in UTF-8 with commas between its columns, each row in one line"
+    allowed = (
+        "a CSV file in UTF-8 with commas between its columns, each row in one line"
+    )
     lines: dict[int, list[str]] = {}
     with _reading("data", path, allowed):
         for number, line in enumerate(read_lines(path), 1):
@@ -214,7 +250,9 @@ def _csv_lines(path: str | Path) -> dict[int, list[str]]:
     return lines
 
 
-def _has_header(path: str | Path, rows: list[list[str]], labels: Labels, examples: int | None) -> bool:
+def _has_header(
+    path: str | Path, rows: list[list[str]], labels: Labels, examples: int | None
+) -> bool:
     """Return whether the first row names the columns.
 
     The public number of examples decides, and without one what the row looks like.
@@ -225,7 +263,11 @@ def _has_header(path: str | Path, rows: list[list[str]], labels: Labels, example
     features = first[:-1] if labels != "numbers" else first
     if any(math.isnan(as_float(cell)) for cell in features):
         return True
-    if "y" in first and labels != "numbers" and all(math.isnan(as_float(row[-1])) for row in rows):
+    if (
+        "y" in first
+        and labels != "numbers"
+        and all(math.isnan(as_float(row[-1])) for row in rows)
+    ):
         allowed = "a CSV whose first line is clearly names or an example; posterior.examples says which it is"
         raise InputError("data", str(path), allowed)
     return "y" in first
@@ -237,7 +279,9 @@ def as_float(text: str) -> float:
     >>> as_float("-1.5e3"), as_float("1_000"), as_float("inf"), as_float("1,5")
     (-1500.0, nan, nan, nan)
     """
-    if not text.isascii() or "_" in text:  # which float() reads as digits, or leaves out
+    if (
+        not text.isascii() or "_" in text
+    ):  # which float() reads as digits, or leaves out
         return math.nan
     try:
         number = float(text)
@@ -257,7 +301,9 @@ def to_toml(scenario: Scenario) -> str:
         for key, value in values.items():
             if f"{section}.{key}" not in idle or scenario.given(f"{section}.{key}"):
                 # All but infinity, which no list has, is written as in JSON.
-                lines.append(f"{key} = {repr(value) if isinstance(value, float) else json.dumps(value)}")
+                lines.append(
+                    f"{key} = {repr(value) if isinstance(value, float) else json.dumps(value)}"
+                )
         lines.append("")
     return "\n".join(lines)
 

@@ -21,14 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.support.errors import InputError
-from wflmc.support.storage import NPY, expansion_limit, read_array, read_arrays, read_lines
+from wflmc.support.storage import (
+    NPY,
+    expansion_limit,
+    read_array,
+    read_arrays,
+    read_lines,
+)
 
 Array = NDArray[Any]
 
 KEY = "link.gains"
 """The key of a scenario that names the file, for errors."""
 FORMATS = ".npy, .npz, .csv, .mat, .h5 or .hdf5"
-WITH_VARIABLE = re.compile(r"(?P<path>.+\.(?:npy|npz|csv|mat|h5|hdf5)):(?P<variable>.*)", re.I | re.S)
+WITH_VARIABLE = re.compile(
+    r"(?P<path>.+\.(?:npy|npz|csv|mat|h5|hdf5)):(?P<variable>.*)", re.I | re.S
+)
 MAX_NAMES_SHOWN = 10
 """Variables of a file that an error lists."""
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -122,7 +130,9 @@ def load_gains(gains: str) -> Array:
 
 def _load_npy(file: GainsFile) -> Array:
     _refuse_variable(file)
-    allowed = f"a file of real or complex numbers ({FORMATS}; numpy.save writes an .npy file)"
+    allowed = (
+        f"a file of real or complex numbers ({FORMATS}; numpy.save writes an .npy file)"
+    )
     return read_array(file.path, key=KEY, allowed=allowed)
 
 
@@ -139,7 +149,9 @@ def _load_npz(file: GainsFile) -> Array:
 def _load_csv(file: GainsFile) -> Array:
     """Read a line for each round and a column for each device."""
     _refuse_variable(file)
-    allowed = "a CSV file in UTF-8 with a line for each round and a column for each device"
+    allowed = (
+        "a CSV file in UTF-8 with a line for each round and a column for each device"
+    )
     with _refusing_damage(file, allowed):
         lines = read_lines(file.path)
         rows = [next(csv.reader([line], strict=True), []) for line in lines]
@@ -218,7 +230,9 @@ def _load_mat(file: GainsFile) -> Array:
         return values
     # MATLAB writes doubles that are whole numbers as small integers, in which |h| may
     # overflow. SciPy's option for that, mat_dtype, drops imaginary parts.
-    return values.astype({"double": np.float64, "single": np.float32}.get(kind, values.dtype))
+    return values.astype(
+        {"double": np.float64, "single": np.float32}.get(kind, values.dtype)
+    )
 
 
 def _load_hdf5(file: GainsFile) -> Array:
@@ -328,7 +342,9 @@ def _choose(file: GainsFile, names: list[str]) -> str:
     if not names:
         raise InputError(KEY, str(file), "a file that holds an array")
     name = Path(file.path).name
-    allowed = f"the file and one of its variables, as {name}:{names[0]} (it has {shown})"
+    allowed = (
+        f"the file and one of its variables, as {name}:{names[0]} (it has {shown})"
+    )
     raise InputError(KEY, str(file), allowed)
 
 

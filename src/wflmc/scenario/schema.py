@@ -15,7 +15,12 @@ from wflmc.channel import Link
 from wflmc.data.sets import DATA_SETS
 from wflmc.planning.options import Policy, Sampler
 from wflmc.privacy import Privacy
-from wflmc.scenario.sections import ScenarioSection, key_type, registered_name, section_of
+from wflmc.scenario.sections import (
+    ScenarioSection,
+    key_type,
+    registered_name,
+    section_of,
+)
 from wflmc.support.errors import InputError
 
 # The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
@@ -75,7 +80,9 @@ class PosteriorSection(ScenarioSection):
 class LinkSection(LinkKeys, ScenarioSection):
     """The channel: a fading law by its name and constants, and the fields of `Link`."""
 
-    fading: registered_name("fading", "static", "rayleigh", "rician", "file") = "rayleigh"  # type: ignore[valid-type]
+    fading: registered_name(  # type: ignore[valid-type]
+        "fading", "static", "rayleigh", "rician", "file"
+    ) = "rayleigh"
     power: OneOrEach = 0.01
     rician_k: NotNegative = 3.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -104,7 +111,9 @@ class SamplerSection(SamplerKeys, ScenarioSection):
 class PolicySection(PolicyKeys, ScenarioSection):
     """Who transmits, and with what power: the fields of `Policy`."""
 
-    max_round_noise: key_type(Policy, "max_round_noise", Literal["inf"]) = Policy.max_round_noise  # type: ignore[valid-type]
+    max_round_noise: key_type(  # type: ignore[valid-type]
+        Policy, "max_round_noise", Literal["inf"]
+    ) = Policy.max_round_noise
     """JSON has no number for infinity."""
 
 
@@ -120,7 +129,10 @@ class Scenario(ScenarioSection):
     def given(self, key: str) -> bool:
         """Return whether a key such as `link.power` was set rather than left at its default."""
         section, _, name = key.partition(".")
-        return section in self.model_fields_set and name in getattr(self, section).model_fields_set
+        return (
+            section in self.model_fields_set
+            and name in getattr(self, section).model_fields_set
+        )
 
 
 SECTIONS = {name: type(field.default) for name, field in Scenario.model_fields.items()}
@@ -153,15 +165,38 @@ def validate(content: dict[str, Any], place: str = "") -> Scenario:
     if images:
         defaults |= ALL_IMAGES if scattering else PAPER_IMAGES
     for key, wrong, allowed in (
-        ("data", images and section.model != "softmax", "used with posterior.model = 'softmax'"),
-        ("features", scattering and not images, f"'principal' without images ({', '.join(DATA_SETS)})"),
-        ("dim", scattering and scenario.given("posterior.dim") and section.dim != 3969, "3969 or left out"),
-        ("whiten_from", whitened and section.data == "synthetic", "left out for synthetic data"),
-        ("whiten_from", whitened and images and not scattering, "given for images with features = 'scattering'"),
+        (
+            "data",
+            images and section.model != "softmax",
+            "used with posterior.model = 'softmax'",
+        ),
+        (
+            "features",
+            scattering and not images,
+            f"'principal' without images ({', '.join(DATA_SETS)})",
+        ),
+        (
+            "dim",
+            scattering and scenario.given("posterior.dim") and section.dim != 3969,
+            "3969 or left out",
+        ),
+        (
+            "whiten_from",
+            whitened and section.data == "synthetic",
+            "left out for synthetic data",
+        ),
+        (
+            "whiten_from",
+            whitened and images and not scattering,
+            "given for images with features = 'scattering'",
+        ),
     ):
         if wrong:
             raise InputError(f"{place}posterior.{key}", getattr(section, key), allowed)
-    return with_values(scenario, {key: value for key, value in defaults.items() if not scenario.given(key)})
+    return with_values(
+        scenario,
+        {key: value for key, value in defaults.items() if not scenario.given(key)},
+    )
 
 
 def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
@@ -175,41 +210,96 @@ def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
 
 def irrelevant(scenario: Scenario) -> dict[str, str]:
     """Return the keys that other keys make meaningless, each with the reason."""
-    posterior, link, privacy, sampler, policy = (getattr(scenario, section) for section in SECTIONS)
+    posterior, link, privacy, sampler, policy = (
+        getattr(scenario, section) for section in SECTIONS
+    )
     ideal = policy.power in ("noiseless", "noiseless-dp")
-    released = posterior.preconditioner == "private-whiten"  # over the link, whatever comes after
+    released = (
+        posterior.preconditioner == "private-whiten"
+    )  # over the link, whatever comes after
     kinetic = sampler.dynamics == "kinetic"
     no_fading = link.fading in ("file", "static")
     random_link = link.csi_error > 0 or policy.schedule == "unbiased"
-    nothing_drawn = posterior.data not in ("synthetic", *DATA_SETS) and posterior.partition in ("blocks", "by-label")
+    nothing_drawn = posterior.data not in (
+        "synthetic",
+        *DATA_SETS,
+    ) and posterior.partition in ("blocks", "by-label")
     fading, power = f"link.fading = {link.fading!r}", f"policy.power = {policy.power!r}"
     ideal_link = f"{power} has an ideal link"
-    without_limit = policy.power not in ("optimized", "noiseless-dp") or (kinetic and policy.power != "optimized")
+    without_limit = policy.power not in ("optimized", "noiseless-dp") or (
+        kinetic and policy.power != "optimized"
+    )
     preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
     rules = [
         ("link.rician_k", link.fading != "rician", fading),
         ("link.gains", link.fading != "file", fading),
         ("link.power", link.fading == "file", fading),
         ("link.correlation", no_fading, fading),
-        ("link.seed", no_fading and (ideal or not random_link), f"{fading} draws nothing"),
-        *((f"link.{name}", ideal and not released, ideal_link) for name in ("snr_db", "csi_error")),
+        (
+            "link.seed",
+            no_fading and (ideal or not random_link),
+            f"{fading} draws nothing",
+        ),
+        *(
+            (f"link.{name}", ideal and not released, ideal_link)
+            for name in ("snr_db", "csi_error")
+        ),
         ("link.downlink_snr_db", ideal, ideal_link),
         ("posterior.seed", nothing_drawn, "nothing is drawn"),
-        *((f"posterior.whiten_{name}", not released, preconditioner) for name in ("clip", "share", "rounds")),
+        *(
+            (f"posterior.whiten_{name}", not released, preconditioner)
+            for name in ("clip", "share", "rounds")
+        ),
         ("posterior.prior_on", posterior.preconditioner == "none", preconditioner),
-        ("posterior.features", posterior.data not in DATA_SETS, f"posterior.data = {posterior.data!r}"),
-        ("posterior.whiten_ridge", not posterior.whiten_from, "there is no posterior.whiten_from"),
-        ("posterior.classes", posterior.model != "softmax", f"posterior.model = {posterior.model!r}"),
+        (
+            "posterior.features",
+            posterior.data not in DATA_SETS,
+            f"posterior.data = {posterior.data!r}",
+        ),
+        (
+            "posterior.whiten_ridge",
+            not posterior.whiten_from,
+            "there is no posterior.whiten_from",
+        ),
+        (
+            "posterior.classes",
+            posterior.model != "softmax",
+            f"posterior.model = {posterior.model!r}",
+        ),
         ("privacy.example_clip", privacy.unit == "device", "privacy.unit = 'device'"),
         ("privacy.accountant", privacy.epsilon is None, "there is no privacy.epsilon"),
         ("sampler.friction", not kinetic, "sampler.dynamics = 'overdamped'"),
-        ("sampler.step_schedule", sampler.burn_in == 0 and sampler.step_schedule == "planned", "there is no burn-in"),
-        ("sampler.max_burn_in", sampler.burn_in != "auto", "sampler.burn_in is a number"),
-        ("policy.max_round_noise", without_limit, power + " with sampler.dynamics = 'kinetic'" * kinetic),
-        ("policy.bound", kinetic and (ideal or policy.schedule == "all"), "sampler.dynamics = 'kinetic' has no bound"),
+        (
+            "sampler.step_schedule",
+            sampler.burn_in == 0 and sampler.step_schedule == "planned",
+            "there is no burn-in",
+        ),
+        (
+            "sampler.max_burn_in",
+            sampler.burn_in != "auto",
+            "sampler.burn_in is a number",
+        ),
+        (
+            "policy.max_round_noise",
+            without_limit,
+            power + " with sampler.dynamics = 'kinetic'" * kinetic,
+        ),
+        (
+            "policy.bound",
+            kinetic and (ideal or policy.schedule == "all"),
+            "sampler.dynamics = 'kinetic' has no bound",
+        ),
         ("policy.schedule", ideal, f"{power} always has all devices"),
-        ("policy.senders", policy.schedule != "unbiased", f"policy.schedule = {policy.schedule!r}"),
-        ("policy.csi", policy.power not in ("optimized", "equal"), f"{power} looks at no other round"),
+        (
+            "policy.senders",
+            policy.schedule != "unbiased",
+            f"policy.schedule = {policy.schedule!r}",
+        ),
+        (
+            "policy.csi",
+            policy.power not in ("optimized", "equal"),
+            f"{power} looks at no other round",
+        ),
     ]
     return {key: why for key, holds, why in rules if holds}
 
@@ -221,23 +311,53 @@ def _explain(error: ValidationError, place: str) -> InputError:
     if first["type"] == "extra_forbidden":
         return InputError(place + key, first["input"], f"a known {_nearest(key)}")
     if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return InputError(place + key, first["input"], f"a section: write [{key}] and its keys below it")
+        return InputError(
+            place + key,
+            first["input"],
+            f"a section: write [{key}] and its keys below it",
+        )
     # Of the branches of a union, the one whose type fits tells more than those whose type does not.
-    same_key = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
-    fitting = [problem for problem in same_key if not problem["type"].endswith(("_type", "literal_error"))] or same_key
+    same_key = [
+        problem for problem in problems if problem["loc"][:2] == first["loc"][:2]
+    ]
+    fitting = [
+        problem
+        for problem in same_key
+        if not problem["type"].endswith(("_type", "literal_error"))
+    ] or same_key
     given = fitting[0]["input"]
-    if given != given and all(problem["type"].startswith(("greater", "less")) for problem in fitting):
-        return InputError(place + key, given, "a number")  # nan is on neither side of a limit
-    allowed = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in fitting))
-    return InputError(place + key, given, re.sub(LONG, lambda digits: f"{float(digits[0]):g}", allowed))
+    if given != given and all(
+        problem["type"].startswith(("greater", "less")) for problem in fitting
+    ):
+        return InputError(
+            place + key, given, "a number"
+        )  # nan is on neither side of a limit
+    allowed = " or ".join(
+        dict.fromkeys(
+            problem["msg"].removeprefix("Input should be ") for problem in fitting
+        )
+    )
+    return InputError(
+        place + key,
+        given,
+        re.sub(LONG, lambda digits: f"{float(digits[0]):g}", allowed),
+    )
 
 
 def _nearest(key: str) -> str:
     """Return what to write instead of an unknown section or key."""
     section, _, name = key.partition(".")
-    names = [f"{section}.{field}" for section, model in SECTIONS.items() for field in model.model_fields]
+    names = [
+        f"{section}.{field}"
+        for section, model in SECTIONS.items()
+        for field in model.model_fields
+    ]
     elsewhere = [full for full in names if full.endswith("." + (name or section))]
     near = elsewhere or difflib.get_close_matches(key, names if name else SECTIONS, n=1)
     siblings = [full for full in names if full.startswith(section + ".")] or [*SECTIONS]
     kind = "key" if name else "section"
-    return f"{kind}; did you mean {near[0]}?" if near else f"{kind} ({', '.join(siblings)})"
+    return (
+        f"{kind}; did you mean {near[0]}?"
+        if near
+        else f"{kind} ({', '.join(siblings)})"
+    )

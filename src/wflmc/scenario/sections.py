@@ -33,7 +33,10 @@ def section_of(core: type) -> type[ScenarioSection]:
     for field in declared_fields(core):
         if field.in_files:
             default = ... if field.default is MISSING else field.default
-            keys[field.name] = (_type_of(field), Field(default, description=field.description))
+            keys[field.name] = (
+                _type_of(field),
+                Field(default, description=field.description),
+            )
     return create_model(f"{core.__name__}Keys", __base__=ScenarioSection, **keys)
 
 
@@ -82,7 +85,12 @@ def number_type(kind: type, interval: Interval) -> Any:
     """Return the type of a number, or of a list of them where devices may differ."""
     number = Annotated[
         kind,  # type: ignore[valid-type]
-        Field(ge=interval.minimum, le=interval.maximum, gt=interval.above, lt=interval.below),
+        Field(
+            ge=interval.minimum,
+            le=interval.maximum,
+            gt=interval.above,
+            lt=interval.below,
+        ),
     ]
     if not interval.per_device:
         return number

@@ -112,7 +112,9 @@ def clip_devices(
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         parameters = _parameters(common, inputs, records)
-        likelihood = _sum_rows(_gradients_of_step, records, devices, inputs, parameters, steps)
+        likelihood = _sum_rows(
+            _gradients_of_step, records, devices, inputs, parameters, steps
+        )
         gradients = likelihood + prior_share(curvature, parameters)
         norms = _device_norms(gradients)
         factors = clip_factor(inputs.weight.T, inputs.clip.T, norms)
@@ -164,7 +166,9 @@ def clip_records(
         prior = common_prior
         if prior is None:
             prior = _capped_prior(curvature, parameters)
-        of_records = _sum_rows(_records_of_step, records, devices, inputs, parameters, steps)
+        of_records = _sum_rows(
+            _records_of_step, records, devices, inputs, parameters, steps
+        )
         shares = jnp.broadcast_to(prior, of_records.high.shape)
         gradients = plus(of_records, as_pair(shares))
         in_pairs = records.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32

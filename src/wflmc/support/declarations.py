@@ -69,7 +69,9 @@ class Interval:
             "at most": self.maximum,
             "below": self.below,
         }
-        parts = [f"{word} {_short(end)}" for word, end in ends.items() if end is not None]
+        parts = [
+            f"{word} {_short(end)}" for word, end in ends.items() if end is not None
+        ]
         return " and ".join(parts)
 
 
@@ -166,7 +168,9 @@ class DeclaredField:
 def declared_fields(kind: type) -> tuple[DeclaredField, ...]:
     """Return the fields of a dataclass with what their annotations declare."""
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(_declared(field, hints[field.name]) for field in dataclasses.fields(kind))
+    return tuple(
+        _declared(field, hints[field.name]) for field in dataclasses.fields(kind)
+    )
 
 
 def check_fields(value: object) -> None:
@@ -195,7 +199,9 @@ def _entries(kind: type) -> Iterator[str]:
     for field in declared_fields(kind):
         if field.description:
             text = f"{field.name}: {field.description}"
-            yield textwrap.fill(text, 84, initial_indent="    ", subsequent_indent="        ")
+            yield textwrap.fill(
+                text, 84, initial_indent="    ", subsequent_indent="        "
+            )
 
 
 def _declared(field: "dataclasses.Field[object]", hint: object) -> DeclaredField:

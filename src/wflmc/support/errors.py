@@ -53,10 +53,18 @@ def in_words(value: object) -> object:
             return in_words(value.item())
     if shape is not None and dtype is not None:
         return Words(f"an array of type {dtype} and shape {tuple(shape)}")
-    name = "function" if callable(value) and not isinstance(value, type) else type(value).__name__
+    name = (
+        "function"
+        if callable(value) and not isinstance(value, type)
+        else type(value).__name__
+    )
     if not isinstance(value, list | tuple | set | frozenset | dict):
         return Words(f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}")
-    if len(value) <= FEW and not isinstance(value, dict) and all(isinstance(one, Number | str) for one in value):
+    if (
+        len(value) <= FEW
+        and not isinstance(value, dict)
+        and all(isinstance(one, Number | str) for one in value)
+    ):
         return value
     return Words(f"a {name} of {_counted('values', str(len(value)))}")
 
@@ -69,16 +77,26 @@ class Shown:
         return {}
 
     def __repr__(self) -> str:
-        parts = [_counted(name, text) if name.endswith("s") else f"{name}={text}" for name, text in self._told()]
+        parts = [
+            _counted(name, text) if name.endswith("s") else f"{name}={text}"
+            for name, text in self._told()
+        ]
         return f"{type(self).__name__}({', '.join(parts) or '…'})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told())
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in self._told()
+        )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
     def _told(self) -> list[tuple[str, str]]:
         try:
-            return [(name, _text(value)) for name, value in self._facts().items() if value is not None]
+            return [
+                (name, _text(value))
+                for name, value in self._facts().items()
+                if value is not None
+            ]
         except Exception:  # JAX puts other things in the place of arrays, and shows them in errors of its own
             return []
 
@@ -133,12 +151,16 @@ class InputError(ValueError):
         link.snr_db = 400.0 was given, but it must be at most 300.
     """
 
-    def __init__(self, key: str, given: object, allowed: str, section: str = "") -> None:
+    def __init__(
+        self, key: str, given: object, allowed: str, section: str = ""
+    ) -> None:
         self.key = key
         self.given = in_words(given)
         self.allowed = allowed
         self.section = section
-        super().__init__(key, self.given, allowed, section)  # by which it crosses process borders
+        super().__init__(
+            key, self.given, allowed, section
+        )  # by which it crosses process borders
 
     @property
     def scenario_key(self) -> str:
@@ -171,11 +193,19 @@ class InputError(ValueError):
     def _sentence(self, key: str) -> str:
         """Return the sentence, with a name for the argument."""
         given = self.given
-        shown = "missing" if given is None else str(given) if isinstance(given, Found) else repr(given)
+        shown = (
+            "missing"
+            if given is None
+            else str(given)
+            if isinstance(given, Found)
+            else repr(given)
+        )
         shown = shown if len(shown) <= 200 else shown[:197] + "..."
         start = f"{key} = {shown} was given"
         if given is None or isinstance(given, Found | Words):
-            start = f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
+            start = (
+                f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
+            )
         return f"{start}, but it must be {self.allowed}{'' if self.allowed.endswith('?') else '.'}"
 
 
@@ -203,14 +233,20 @@ def missing(key: str, reason: str, section: str = "") -> InputError:
     return InputError(key, None, f"given {reason}", section)
 
 
-def unknown(key: str, given: object, known: Iterable[str], section: str = "") -> InputError:
+def unknown(
+    key: str, given: object, known: Iterable[str], section: str = ""
+) -> InputError:
     """Return the error for a name that is none of those that are known."""
     return InputError(key, given, f"one of {', '.join(known)}", section)
 
 
-def wrong_length(key: str, given: object, devices: int, section: str = "") -> InputError:
+def wrong_length(
+    key: str, given: object, devices: int, section: str = ""
+) -> InputError:
     """Return the error for a list that has neither one value nor one for each device."""
-    return InputError(key, given, f"one number, or one for each of the {devices} devices", section)
+    return InputError(
+        key, given, f"one number, or one for each of the {devices} devices", section
+    )
 
 
 def conflict(key: str, given: object, reason: str) -> InputError:
@@ -231,7 +267,9 @@ class OverspendError(RuntimeError):
 
     def __init__(self, number: int, device: int, loss: float, budget: float) -> None:
         self.round, self.device, self.loss, self.budget = number, device, loss, budget
-        super().__init__(number, device, loss, budget)  # by which it crosses process borders
+        super().__init__(
+            number, device, loss, budget
+        )  # by which it crosses process borders
 
     def __str__(self) -> str:
         would = f"Round {self.round + 1} would bring device {self.device} to a loss of {self.loss:.6g}"

@@ -27,7 +27,9 @@ def check_key(key: object, name: str = "key") -> None:
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
-        given = key if dtype is not None or isinstance(key, int) else Found("is not a key")  # a list may be its numbers
+        given = (
+            key if dtype is not None or isinstance(key, int) else Found("is not a key")
+        )  # a list may be its numbers
         raise InputError(name, given, "one key, such as jax.random.key(0)")
 
 
@@ -38,7 +40,9 @@ def secret_key(secret: bytes | None = None) -> jax.Array:
     of a threefry key are random here. An attacker who can recognise the right key needs 2⁶³ tries on average, which is
     out of reach of most, but less than the 128 bits of cryptography.
     """
-    words = np.frombuffer(secrets.token_bytes(8) if secret is None else secret, np.uint32)
+    words = np.frombuffer(
+        secrets.token_bytes(8) if secret is None else secret, np.uint32
+    )
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
@@ -49,7 +53,9 @@ def named(key: jax.Array, name: str) -> jax.Array:
     """
     check_key(key)
     number = zlib.crc32(name.encode())
-    if isinstance(key, jax.core.Tracer) or key.ndim or len(_words(key)) != 2:  # or one of another kind
+    if (
+        isinstance(key, jax.core.Tracer) or key.ndim or len(_words(key)) != 2
+    ):  # or one of another kind
         return jax.random.fold_in(key, number)
     return _key(threefry.fold_in(_words(key), number))
 

@@ -20,7 +20,9 @@ def names(group: str) -> list[str]:
     return sorted(entry_points(group=f"wflmc.{group}").names)
 
 
-def load(group: str, name: str, key: str, builtin: Mapping[str, Any], section: str = "") -> Any:
+def load(
+    group: str, name: str, key: str, builtin: Mapping[str, Any], section: str = ""
+) -> Any:
     """Return what a name stands for: one of our own, or that of a package.
 
     Args:
@@ -70,9 +72,19 @@ def build_own_model(model: str, keys: Mapping[str, Any]) -> Any:
     """
     path, _, name = model.rpartition(":")
     if path and not Path(path).is_file():
-        raise InputError("posterior.model", model, "the name of a Python file that is there, and a function in it")
-    content = runpy.run_path(path) if path else {name: load("models", model, "posterior.model", {})}
+        raise InputError(
+            "posterior.model",
+            model,
+            "the name of a Python file that is there, and a function in it",
+        )
+    content = (
+        runpy.run_path(path)
+        if path
+        else {name: load("models", model, "posterior.model", {})}
+    )
     if not callable(function := content.get(name)):
-        raise InputError("posterior.model", Found(f"has no function {name}"), "FILE.py:FUNCTION")
+        raise InputError(
+            "posterior.model", Found(f"has no function {name}"), "FILE.py:FUNCTION"
+        )
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in keys.items() if key in wanted})

@@ -9,14 +9,18 @@ from scipy.linalg.blas import dtbsv
 from scipy.linalg.lapack import dtbtrs
 
 
-def first_order(increments: ArrayLike, factor: float | NDArray[np.float64], start: float = 0.0) -> NDArray[np.float64]:
+def first_order(
+    increments: ArrayLike, factor: float | NDArray[np.float64], start: float = 0.0
+) -> NDArray[np.float64]:
     """v[s] = factor[s]·v[s−1] + increments[s] along the first axis, with v[−1] = start and |factor| ≤ 1.
 
     It is a triangular system with two bands, which BLAS solves by the recursion itself (for many columns LAPACK
     does, where nothing is pivoted because no factor exceeds the unit diagonal).
     """
     right = np.array(increments)
-    factors = factor if isinstance(factor, np.ndarray) else np.full(right.shape[0], factor)
+    factors = (
+        factor if isinstance(factor, np.ndarray) else np.full(right.shape[0], factor)
+    )
     right[0] += factors[0] * start
     bands = np.ones((2, right.shape[0]), order="F")
     bands[1, :-1] = -factors[1:]
@@ -27,7 +31,9 @@ def first_order(increments: ArrayLike, factor: float | NDArray[np.float64], star
 
 def backward(increments: ArrayLike, factor: NDArray[np.float64]) -> NDArray[np.float64]:
     """The transpose: v[s] = factor[s+1]·v[s+1] + increments[s], with nothing after the last."""
-    return first_order(np.asarray(increments)[::-1], np.concatenate([factor[:1], factor[:0:-1]]))[::-1]
+    return first_order(
+        np.asarray(increments)[::-1], np.concatenate([factor[:1], factor[:0:-1]])
+    )[::-1]
 
 
 Entries = Sequence[Sequence[NDArray[np.float64]]]
@@ -93,13 +99,17 @@ class BlockRecursion:
         for group, count in enumerate(self.counts):
             last = first + count
             # Transposed, as LAPACK has arrays in Fortran's order.
-            of_group, _ = dtbtrs(columns[group].T, sequences[first:last].T, uplo="L", diag="U")
+            of_group, _ = dtbtrs(
+                columns[group].T, sequences[first:last].T, uplo="L", diag="U"
+            )
             solution[first:last] = of_group.T
             first = last
         return solution.reshape(right.shape)
 
 
-def _solve(bands: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+def _solve(
+    bands: NDArray[np.float64], right: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Solve a triangular system with ones on its diagonal.
 
     Args:

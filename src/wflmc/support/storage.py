@@ -59,7 +59,9 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: str | Path, suffix: str = PART, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def replacing(
+    path: str | Path, suffix: str = PART, mode: int = 0o666
+) -> Iterator[IO[bytes]]:
     """Yield a file, `path` + suffix, that takes the place of `path` when all of it is on the disk; else it is removed.
 
     Args:
@@ -70,7 +72,9 @@ def replacing(path: str | Path, suffix: str = PART, mode: int = 0o666) -> Iterat
     part = target.with_name(target.name + suffix)
     try:
         with naming_file(target):
-            if not mode & 0o077:  # what a crash has left there may have been open to others
+            if (
+                not mode & 0o077
+            ):  # what a crash has left there may have been open to others
                 part.unlink(missing_ok=True)
             with open(part, "wb", opener=partial(_no_link, mode=mode)) as file:
                 yield file
@@ -141,7 +145,10 @@ def reserve(file: IO[bytes], size: int) -> None:
         try:
             os.posix_fallocate(file.fileno(), 0, max(1, size))
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that reserves nothing
+            if error.errno not in (
+                errno.EINVAL,
+                errno.EOPNOTSUPP,
+            ):  # a file system that reserves nothing
                 raise
 
 
@@ -159,8 +166,14 @@ def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
                 file.seek(0)
                 number = file.read(20).decode("ascii", "replace")
                 holder = f"process {number}" if number.isdigit() else "another one"
-                raise InputError(option, str(folder), f"a folder that no other process is writing to ({holder} is)")
-            if not _is_at(file, path):  # removed by the holder before this process had the lock
+                raise InputError(
+                    option,
+                    str(folder),
+                    f"a folder that no other process is writing to ({holder} is)",
+                )
+            if not _is_at(
+                file, path
+            ):  # removed by the holder before this process had the lock
                 continue
             with suppress(OSError):  # a full disk has no room for the number
                 file.truncate(0)
@@ -180,10 +193,16 @@ def _lock(file: IO[bytes]) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         else:
             windows = importlib.import_module("msvcrt")
-            os.lseek(file.fileno(), 2**30, os.SEEK_SET)  # behind the number, which others must be able to read
+            os.lseek(
+                file.fileno(), 2**30, os.SEEK_SET
+            )  # behind the number, which others must be able to read
             windows.locking(file.fileno(), windows.LK_NBLCK, 1)
     except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # others: a disk without locks
+        return error.errno not in (
+            errno.EWOULDBLOCK,
+            errno.EACCES,
+            errno.EDEADLK,
+        )  # others: a disk without locks
     return True
 
 
@@ -206,7 +225,9 @@ def writable_folder(path: str, option: str = "--out") -> Path:
     except OSError as error:
         if error.errno in FULL:
             raise
-        raise InputError(option, path, f"a folder that can be written ({error.strerror})") from None
+        raise InputError(
+            option, path, f"a folder that can be written ({error.strerror})"
+        ) from None
     return folder
 
 
@@ -255,7 +276,12 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def read_arrays(
-    path: str | Path, *, key: str, allowed: str, names: Collection[str] | None = None, limit: int | None = None
+    path: str | Path,
+    *,
+    key: str,
+    allowed: str,
+    names: Collection[str] | None = None,
+    limit: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Read arrays from an .npz file of any origin, after a check of their sizes.
 
@@ -278,10 +304,20 @@ def read_arrays(
         InputError: the file cannot be read, is damaged, holds an array twice, or is too
             large.
     """
-    with _refusing_damage(path, key, allowed), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.infolist() if member.filename.endswith(NPY)]
+    with (
+        _refusing_damage(path, key, allowed),
+        open(path, "rb") as file,
+        zipfile.ZipFile(file) as archive,
+    ):
+        members = [
+            member for member in archive.infolist() if member.filename.endswith(NPY)
+        ]
         if names is not None:
-            members = [member for member in members if member.filename.removesuffix(NPY) in names]
+            members = [
+                member
+                for member in members
+                if member.filename.removesuffix(NPY) in names
+            ]
         if len({member.filename for member in members}) < len(members):
             raise ValueError("an array that is there twice")
         size = sum(member.file_size for member in members)
@@ -322,7 +358,9 @@ def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
     np.savez(file, allow_pickle=False, **content)
 
 
-def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[str, np.ndarray]:
+def read_verified_arrays(
+    path: str | Path, *, key: str, allowed: str
+) -> dict[str, np.ndarray]:
     """Read arrays that `write_arrays` has written, and compare their digest.
 
     Args:
@@ -339,11 +377,15 @@ def read_verified_arrays(path: str | Path, *, key: str, allowed: str) -> dict[st
     arrays = read_arrays(path, key=key, allowed=allowed)
     digest = arrays.pop(DIGEST, None)
     if digest is None or str(digest) != arrays_digest(arrays):
-        raise InputError(key, str(path), f"{allowed} (it is damaged, or has been changed)")
+        raise InputError(
+            key, str(path), f"{allowed} (it is damaged, or has been changed)"
+        )
     return arrays
 
 
-def read_array(path: str | Path, *, key: str, allowed: str, limit: int | None = None) -> np.ndarray:
+def read_array(
+    path: str | Path, *, key: str, allowed: str, limit: int | None = None
+) -> np.ndarray:
     """Read the array of an .npy file of any origin, as `read_arrays` does of .npz files."""
     with _refusing_damage(path, key, allowed), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -379,13 +421,19 @@ def _refusing_damage(path: str | Path, key: str, allowed: str) -> Iterator[None]
         raise InputError(key, str(path), f"{allowed} (it is damaged)") from None
 
 
-def _check_size(size: int, file: IO[bytes], *, key: str, allowed: str, limit: int | None) -> None:
+def _check_size(
+    size: int, file: IO[bytes], *, key: str, allowed: str, limit: int | None
+) -> None:
     """Refuse arrays of a file that would take more memory than they may."""
     file_size = os.fstat(file.fileno()).st_size
     most = expansion_limit(file_size) if limit is None else limit
     if size > most:
         sizes = f"it takes {size / 2**20:,.4g} MiB of memory, of at most {most / 2**20:,.4g} MiB"
-        hint = "; numpy.savez writes a file that is not compressed" if size > file_size else ""
+        hint = (
+            "; numpy.savez writes a file that is not compressed"
+            if size > file_size
+            else ""
+        )
         raise InputError(key, str(file.name), f"{allowed} ({sizes}{hint})")
 
 

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-ArrayTree: TypeAlias = ArrayLike | Mapping[str, "ArrayTree"] | Sequence["ArrayTree"] | None
+ArrayTree: TypeAlias = (
+    ArrayLike | Mapping[str, "ArrayTree"] | Sequence["ArrayTree"] | None
+)
 """A pytree of arrays and numbers: one of them, or named or numbered trees of them.
 
 Registered containers, such as the modules of Flax and Equinox, are pytrees as well, but
@@ -20,7 +22,9 @@ NumericArray: TypeAlias = jax.Array | np.ndarray
 Values: TypeAlias = Mapping[str, NumericArray]
 """Arrays by name, such as the values of a model's parameters by site."""
 
-JsonValue: TypeAlias = str | int | float | bool | list["JsonValue"] | dict[str, "JsonValue"] | None
+JsonValue: TypeAlias = (
+    str | int | float | bool | list["JsonValue"] | dict[str, "JsonValue"] | None
+)
 """What a JSON file may hold."""
 
 JsonObject: TypeAlias = dict[str, JsonValue]

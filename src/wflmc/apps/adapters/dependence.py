@@ -44,7 +44,9 @@ class Constant:
 
 Sources = frozenset[str | Constant]
 """Names of inputs, and constants."""
-SourceTree: TypeAlias = Sources | Mapping[str, "SourceTree"] | Sequence["SourceTree"] | None
+SourceTree: TypeAlias = (
+    Sources | Mapping[str, "SourceTree"] | Sequence["SourceTree"] | None
+)
 """A pytree of results, with `Sources` in place of its arrays."""
 NOTHING: Sources = frozenset()
 
@@ -110,7 +112,9 @@ def _called_function(equation: "JaxprEqn") -> "Jaxpr | ClosedJaxpr | None":
     """Return the function that an equation does nothing but call; None for all other equations."""
     if equation.primitive.name not in CALLS:
         return None
-    called = next((equation.params[name] for name in INNER if name in equation.params), None)
+    called = next(
+        (equation.params[name] for name in INNER if name in equation.params), None
+    )
     if called is None or not hasattr(called, "eqns"):
         return None
     jaxpr = _open(called)
@@ -121,12 +125,21 @@ def _called_function(equation: "JaxprEqn") -> "Jaxpr | ClosedJaxpr | None":
 
 def _inner_constants(equation: "JaxprEqn") -> Sources:
     """Return the constants of all functions among the parameters of an equation, and of what these call."""
-    values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns"))
+    values = jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")
+    )
     functions = [value for value in values if hasattr(value, "eqns")]
     constants = NOTHING
     for jaxpr in (jaxpr for function in functions for jaxpr in nested_jaxprs(function)):
-        literals = [variable.val for inner in jaxpr.eqns for variable in inner.invars if hasattr(variable, "val")]
-        constants = constants.union(*map(_constant, (*getattr(jaxpr, "consts", ()), *literals)))
+        literals = [
+            variable.val
+            for inner in jaxpr.eqns
+            for variable in inner.invars
+            if hasattr(variable, "val")
+        ]
+        constants = constants.union(
+            *map(_constant, (*getattr(jaxpr, "consts", ()), *literals))
+        )
     return constants
 
 

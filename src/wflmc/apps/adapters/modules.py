@@ -62,7 +62,9 @@ def from_flax(
     network = partial(_network, log_likelihood=log_likelihood, data=data, prior=prior)
     if isinstance(module, linen.Module):
         _check_data(data)
-        collections = _initialise(module, jax.random.key(0) if key is None else key, data[0])
+        collections = _initialise(
+            module, jax.random.key(0) if key is None else key, data[0]
+        )
         start = collections.pop("params", {})
 
         def apply(parameters: ArrayTree, value: ArrayTree) -> ArrayTree:
@@ -71,7 +73,9 @@ def from_flax(
 
         return network(start, apply, devices=devices, **options)
     if not isinstance(module, nnx.Module):
-        raise InputError("module", type(module).__name__, "a module of flax.nnx or flax.linen")
+        raise InputError(
+            "module", type(module).__name__, "a module of flax.nnx or flax.linen"
+        )
     graph, trained, rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
     merge = partial(nnx.merge, graph)
     return network(trained, lambda p, x: merge(p, rest)(x), devices=devices, **options)
@@ -119,11 +123,18 @@ def _initialise(
     try:
         sources = sources_of(collections, {"input": zeros})
         by_input = "input" in all_sources(sources)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):  # a value of the input is asked for
+    except (
+        jax.errors.JAXTypeError,
+        jax.errors.JAXIndexError,
+    ):  # a value of the input is asked for
         by_input = True
     if by_input:
         wanted = "one that is initialised by its key alone: what an input decides would tell of a private record"
-        raise InputError("module", Found("initialises parameters or other variables by its input"), wanted)
+        raise InputError(
+            "module",
+            Found("initialises parameters or other variables by its input"),
+            wanted,
+        )
     return dict(module.init(key, zeros))
 
 
@@ -158,4 +169,6 @@ def _network(
         options.setdefault("mu", float(max(map(np.max, jax.tree.leaves(scale)))) ** -2)
     sites = Sites(apply=apply, symmetric=symmetric)
     log_prior = prior if callable(prior) else gaussian
-    return posterior_from(of_example, log_prior, data, initial=start, sites=sites, **options)
+    return posterior_from(
+        of_example, log_prior, data, initial=start, sites=sites, **options
+    )

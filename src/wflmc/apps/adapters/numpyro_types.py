@@ -161,7 +161,9 @@ def constrain(
         deterministic: whether deterministic sites are returned as well.
     """
     constrain_fn = library().infer.util.constrain_fn
-    return dict(constrain_fn(model, (), {}, parameters, return_deterministic=deterministic))
+    return dict(
+        constrain_fn(model, (), {}, parameters, return_deterministic=deterministic)
+    )
 
 
 def seeded(model: Model) -> Model:

@@ -27,7 +27,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wflmc.apps.adapters.dependence import NOTHING, Constant, Sources, all_sources, sources_of
+from wflmc.apps.adapters.dependence import (
+    NOTHING,
+    Constant,
+    Sources,
+    all_sources,
+    sources_of,
+)
 from wflmc.apps.adapters.numpyro_types import (
     Arrays,
     Model,
@@ -66,7 +72,9 @@ AGREES = 1e-6
 """Relative error to which a site's density on all data is the sum over examples, in float64."""
 DECIDED = "depends on control flow by data or parameters"
 TRACEABLE = "decided without looking at values: use jnp.where, or numpyro.handlers.mask, in place of if"
-NON_FINITE = "has a density or a gradient that is nan or infinite where the search begins"
+NON_FINITE = (
+    "has a density or a gradient that is nan or infinite where the search begins"
+)
 FINITE = "finite there (a root or a log of 0?): mend it, or give initial=…"
 REAL_KINDS = ("f", "i", "u", "b")
 """Kinds of NumPy's numbers that a density can be computed from: floating-point, whole and truth values."""
@@ -123,7 +131,9 @@ def from_numpyro(
     program = read(model, initial=initial or {})
     try:
         return program.posterior(coords, **options)
-    except InputError as error:  # a model without a mode may have one if it is written with offsets
+    except (
+        InputError
+    ) as error:  # a model without a mode may have one if it is written with offsets
         if not isinstance(error.__cause__, GeometryError) or not program.is_centred:
             raise
         try:
@@ -183,19 +193,32 @@ class _Program:
     def examples(self) -> dict[str, np.ndarray]:
         """The data of examples by path, [N, ...], and their numbers."""
         leaves = _leaves(self.arguments)
-        arrays = {path: np.moveaxis(np.asarray(leaves[path]), axis, 0) for path, axis in self.axes.items()}
+        arrays = {
+            path: np.moveaxis(np.asarray(leaves[path]), axis, 0)
+            for path, axis in self.axes.items()
+        }
         return arrays | {INDEX: np.arange(self.count, dtype=np.int32)}
 
     @property
     def other_arguments(self) -> dict[str, Leaf]:
         """Arguments that are numbers and no examples, by path."""
-        leaves = {path: leaf for path, leaf in _leaves(self.arguments).items() if path not in self.axes}
-        return {path: leaf for path, leaf in leaves.items() if _kind(leaf) in REAL_KINDS}
+        leaves = {
+            path: leaf
+            for path, leaf in _leaves(self.arguments).items()
+            if path not in self.axes
+        }
+        return {
+            path: leaf for path, leaf in leaves.items() if _kind(leaf) in REAL_KINDS
+        }
 
     @property
     def opaque_arguments(self) -> dict[str, Leaf]:
         """Arguments that are objects of any kind but functions, by path: numbers in them cannot be traced."""
-        objects = {path: leaf for path, leaf in _leaves(self.arguments).items() if _kind(leaf) == "O"}
+        objects = {
+            path: leaf
+            for path, leaf in _leaves(self.arguments).items()
+            if _kind(leaf) == "O"
+        }
         return {path: leaf for path, leaf in objects.items() if not callable(leaf)}
 
     def is_declared(self, path: str) -> bool:
@@ -204,43 +227,73 @@ class _Program:
 
     def placeholders(self, rows: int) -> dict[str, np.ndarray]:
         """Return examples of ones, [rows, ...] by path, with their numbers: all that the prior sees of examples."""
-        examples = {path: values for path, values in self.examples.items() if path != INDEX}
-        ones = {path: np.ones((rows, *values.shape[1:]), values.dtype) for path, values in examples.items()}
+        examples = {
+            path: values for path, values in self.examples.items() if path != INDEX
+        }
+        ones = {
+            path: np.ones((rows, *values.shape[1:]), values.dtype)
+            for path, values in examples.items()
+        }
         return ones | {INDEX: np.arange(rows, dtype=np.int32)}
 
     @property
     def local(self) -> dict[str, int]:
         """Latent sites with a value for every example, and the axis that counts these."""
-        shapes = {name: np.shape(self.full[name]["value"]) for name in self.start if self.is_cut(name)}
+        shapes = {
+            name: np.shape(self.full[name]["value"])
+            for name in self.start
+            if self.is_cut(name)
+        }
         return {name: shape.index(self.count) for name, shape in shapes.items()}
 
     @property
     def location_scale(self) -> list[str]:
         """Latent sites that can be written as location + scale * offset."""
-        return [name for name in self.start if location_and_scale(self.full[name]["fn"]) is not None]
+        return [
+            name
+            for name in self.start
+            if location_and_scale(self.full[name]["fn"]) is not None
+        ]
 
     @property
     def observed(self) -> dict[str, np.ndarray]:
         """What was observed, by site, [N, ...]."""
-        values = {name: value for name, value in self.observations.items() if name in self.likelihood}
-        counted = {name: value for name, value in values.items() if self.count in value.shape}
-        return {name: np.moveaxis(value, value.shape.index(self.count), 0) for name, value in counted.items()}
+        values = {
+            name: value
+            for name, value in self.observations.items()
+            if name in self.likelihood
+        }
+        counted = {
+            name: value for name, value in values.items() if self.count in value.shape
+        }
+        return {
+            name: np.moveaxis(value, value.shape.index(self.count), 0)
+            for name, value in counted.items()
+        }
 
     @property
     def dims(self) -> dict[str, list[str]]:
         """Names of the axes of every site: of its plates, where there are some."""
         found = {}
         for name, site in self.full.items():
-            shape, event = np.shape(site["value"]), len(getattr(site.get("fn"), "event_shape", ()))
+            shape, event = (
+                np.shape(site["value"]),
+                len(getattr(site.get("fn"), "event_shape", ())),
+            )
             found[name] = [f"{name}_dim_{axis}" for axis in range(len(shape))]
             for frame in site.get("cond_indep_stack", ()):
-                if len(shape) >= event - frame.dim and shape[frame.dim - event] == frame.size:
+                if (
+                    len(shape) >= event - frame.dim
+                    and shape[frame.dim - event] == frame.size
+                ):
                     found[name][frame.dim - event] = frame.name
         return found
 
     def is_cut(self, name: str) -> bool:
         """Return whether a site is in a plate over examples."""
-        return any(frame.size == self.count for frame in self.full[name]["cond_indep_stack"])
+        return any(
+            frame.size == self.count for frame in self.full[name]["cond_indep_stack"]
+        )
 
     def posterior(
         self,
@@ -249,7 +302,10 @@ class _Program:
     ) -> CustomPosterior:
         """Return the posterior of the model as it is cut."""
         with in_float64():  # in which these bijections are compiled already
-            low = {name: bijection(self.full[name])(-start - 50) for name, start in self.start.items()}
+            low = {
+                name: bijection(self.full[name])(-start - 50)
+                for name, start in self.start.items()
+            }
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
         together = None if None in self.likelihood.values() else self.log_likelihoods
         sites = Sites(
@@ -263,7 +319,9 @@ class _Program:
             not_covered=self.not_covered,
         )
         known = {"initial": self.start, "sites": sites, **options}
-        return posterior_from(self.log_likelihood, self.log_prior, self.examples, **known)
+        return posterior_from(
+            self.log_likelihood, self.log_prior, self.examples, **known
+        )
 
     def cut_to(
         self,
@@ -295,16 +353,26 @@ class _Program:
                 return arrays.moveaxis(examples[name], 0, self.axes[name])
             if name in replaced:
                 return replaced[name]
-            return rows if isinstance(value, int | np.integer) and value == self.count else value
+            return (
+                rows
+                if isinstance(value, int | np.integer) and value == self.count
+                else value
+            )
 
         def plate(site: Site) -> jax.Array | None:
-            return jnp.arange(rows) if site["type"] == "plate" and site["args"][0] == self.count else None
+            return (
+                jnp.arange(rows)
+                if site["type"] == "plate" and site["args"][0] == self.count
+                else None
+            )
 
         arguments = jax.tree_util.tree_map_with_path(leaf, self.arguments)
         substitute = library().handlers.substitute
         return substitute(lambda: self.model(**arguments), substitute_fn=plate)
 
-    def trace(self, model: Model, parameters: Values, chosen: Values) -> dict[str, Site]:
+    def trace(
+        self, model: Model, parameters: Values, chosen: Values
+    ) -> dict[str, Site]:
         """Return the sites of a cut model.
 
         Args:
@@ -334,15 +402,23 @@ class _Program:
                 results[name] = site["value"]
         return results
 
-    def parameters_of(self, parameters: Values, index: jax.Array | np.ndarray) -> Values:
+    def parameters_of(
+        self, parameters: Values, index: jax.Array | np.ndarray
+    ) -> Values:
         """Return parameters of which those with a value for every example are cut to some examples."""
-        local = {name: jnp.take(parameters[name], index, axis) for name, axis in self.local.items()}
+        local = {
+            name: jnp.take(parameters[name], index, axis)
+            for name, axis in self.local.items()
+        }
         return {**parameters, **local}
 
     def discrete_values(self, chosen: Chosen, rows: int) -> Arrays:
         """Return values of discrete sites, the same for so many examples."""
         shapes = {name: self.full[name]["value"].shape for name in chosen}
-        cut = {name: [rows if size == self.count else size for size in shape] for name, shape in shapes.items()}
+        cut = {
+            name: [rows if size == self.count else size for size in shape]
+            for name, shape in shapes.items()
+        }
         return {name: jnp.full(cut[name], value) for name, value in chosen.items()}
 
     def of_examples(
@@ -353,7 +429,11 @@ class _Program:
     ) -> Arrays:
         """Return `densities` on some examples, whose discrete sites all have the values `chosen`."""
         cut = self.parameters_of(parameters, examples[INDEX])
-        return self.densities(self.cut_to(examples), cut, self.discrete_values(chosen, examples[INDEX].size))
+        return self.densities(
+            self.cut_to(examples),
+            cut,
+            self.discrete_values(chosen, examples[INDEX].size),
+        )
 
     def log_likelihoods(self, parameters: Values, examples: Values) -> jax.Array:
         """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
@@ -372,7 +452,9 @@ class _Program:
         if not self.supports:
             return conditional({})
         values = jnp.asarray(np.array(list(product(*self.supports.values()))).T)
-        return jax.nn.logsumexp(jax.vmap(conditional)(dict(zip(self.supports, values, strict=True))), axis=0)
+        return jax.nn.logsumexp(
+            jax.vmap(conditional)(dict(zip(self.supports, values, strict=True))), axis=0
+        )
 
     def log_likelihood(self, parameters: Values, example: Values) -> jax.Array:
         """Return log p(example|θ)."""
@@ -386,27 +468,40 @@ class _Program:
     def prior_densities(self, parameters: Values) -> Arrays:
         """Return `densities` on placeholders, of which `prior_sites` and `public_values` hold for any data."""
         chosen = self.discrete_values(self.first_values, self.prior_rows)
-        return self.densities(self.cut_to(self.placeholders(self.prior_rows)), parameters, chosen)
+        return self.densities(
+            self.cut_to(self.placeholders(self.prior_rows)), parameters, chosen
+        )
 
     def log_prior(self, parameters: Values) -> jax.Array:
         """Return the log-density of all that is not an example's, log-Jacobians included."""
         densities = self.prior_densities(parameters)
-        return sum((jnp.sum(densities[name]) for name in self.prior_sites), start=jnp.zeros(()))
+        return sum(
+            (jnp.sum(densities[name]) for name in self.prior_sites), start=jnp.zeros(())
+        )
 
     def values(self, parameters: Values) -> Arrays:
         """Return the values of latent sites, and of deterministic ones that do not depend on the data."""
         model = self.cut_to(self.placeholders(self.prior_rows))
         values = constrain(model, parameters, deterministic=True)
-        return {name: value for name, value in values.items() if name in self.start or name in self.public_values}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in self.start or name in self.public_values
+        }
 
     def simulate(self, key: jax.Array, values: Values, example: Values) -> Arrays:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
         latent = {name: jnp.asarray(values[name]) for name in self.start}
         index = example[INDEX][None]
-        latent |= {name: jnp.take(latent[name], index, axis) for name, axis in self.local.items()}
+        latent |= {
+            name: jnp.take(latent[name], index, axis)
+            for name, axis in self.local.items()
+        }
         shapes = {name: value.shape[1:] for name, value in self.observed.items()}
         model = library().handlers.uncondition(self.cut_to(_as_row(example)))
-        predictive = library().infer.Predictive(model, latent, return_sites=[*shapes], batch_ndims=0)
+        predictive = library().infer.Predictive(
+            model, latent, return_sites=[*shapes], batch_ndims=0
+        )
         draws = predictive(key)
         return {name: jnp.reshape(draws[name], shape) for name, shape in shapes.items()}
 
@@ -417,7 +512,9 @@ def _name(path: LeafPath) -> str:
 
 def _leaves(tree: Mapping[str, object]) -> dict[str, Leaf]:
     """Return the leaves of a pytree by path."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        _name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _kind(leaf: Leaf) -> str:
@@ -454,13 +551,22 @@ def _read(
     initial: Mapping[str, ArrayLike],
 ) -> _Program:
     """Return the model, cut such that the sum over examples is the model on all data; refuse one that cannot be."""
-    names = [name for name, one in inspect.signature(model).parameters.items() if one.kind is not one.VAR_KEYWORD]
+    names = [
+        name
+        for name, one in inspect.signature(model).parameters.items()
+        if one.kind is not one.VAR_KEYWORD
+    ]
     if isinstance(data, Mapping) and set(names) & set(data):
         given = {name: data[name] for name in names if name in data}
     else:
-        given = dict(zip(names, data if isinstance(data, tuple) else (data,), strict=False))
+        given = dict(
+            zip(names, data if isinstance(data, tuple) else (data,), strict=False)
+        )
     lists = tuple(name for name, value in given.items() if isinstance(value, list))
-    arguments = {name: np.asarray(value) if name in lists else value for name, value in given.items()}
+    arguments = {
+        name: np.asarray(value) if name in lists else value
+        for name, value in given.items()
+    }
     _check_paths(arguments)
     program = _Program(model, arguments, tuple(shared), lists)
     with in_float64(), _naming_site(program):
@@ -475,10 +581,14 @@ def _read(
 def _check_paths(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of which two have the same path, or one that of the numbers of examples."""
     paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(arguments)]
-    ambiguous = sorted(path for path in {*paths} if path == INDEX or paths.count(path) > 1)
+    ambiguous = sorted(
+        path for path in {*paths} if path == INDEX or paths.count(path) > 1
+    )
     if ambiguous:
         wanted = f"an argument with a name of its own, other than {INDEX}: keys with dots may spell another one's path"
-        raise InputError(f"data[{ambiguous[0]}]", Found("has a name that is taken"), wanted)
+        raise InputError(
+            f"data[{ambiguous[0]}]", Found("has a name that is taken"), wanted
+        )
 
 
 def _run_on_blanks(program: _Program) -> None:
@@ -488,7 +598,11 @@ def _run_on_blanks(program: _Program) -> None:
     """
 
     def blank(path: LeafPath, leaf: Leaf) -> Leaf:
-        is_private = np.ndim(leaf) > 0 and _kind(leaf) in REAL_KINDS and not program.is_declared(_name(path))
+        is_private = (
+            np.ndim(leaf) > 0
+            and _kind(leaf) in REAL_KINDS
+            and not program.is_declared(_name(path))
+        )
         return np.ones_like(leaf) if is_private else leaf
 
     arguments = jax.tree_util.tree_map_with_path(blank, program.arguments)
@@ -510,12 +624,22 @@ def _naming_site(program: _Program) -> Iterator[None]:
     except Exception as error:  # whatever a person's model may raise
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
-            traces = [getattr(frame.f_locals.get("self"), "trace", None) for frame in frames]
-            seen = {name for trace in traces if isinstance(trace, Mapping) for name in trace}
+            traces = [
+                getattr(frame.f_locals.get("self"), "trace", None) for frame in frames
+            ]
+            seen = {
+                name for trace in traces if isinstance(trace, Mapping) for name in trace
+            }
             place = next((name for name in program.full if name not in seen), "")
             raise InputError(f"site {place}", Found(DECIDED), TRACEABLE) from error
-        at = [f.f_locals.get("name") for f in frames if f.f_globals.get("__name__") == "numpyro.primitives"]
-        said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:160].rstrip(".: ")
+        at = [
+            f.f_locals.get("name")
+            for f in frames
+            if f.f_globals.get("__name__") == "numpyro.primitives"
+        ]
+        said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][
+            :160
+        ].rstrip(".: ")
         place = next((f"site {name}" for name in at if name), "model")
         wanted = "one that runs on the data (are its arguments there? is a plate over the wrong axis?)"
         raise InputError(place, Found(f"fails: {said}"), wanted) from error
@@ -532,7 +656,9 @@ class _Reading(NamedTuple):
     """All values of the discrete ones."""
 
 
-def _find_sites(model: Callable[[ModuleType], Model], initial: Mapping[str, ArrayLike]) -> _Reading:
+def _find_sites(
+    model: Callable[[ModuleType], Model], initial: Mapping[str, ArrayLike]
+) -> _Reading:
     """Run a model without arguments at the start, with arrays of NumPy if it can.
 
     JAX would compile a program for each of its operations. What a model cannot do with arrays of NumPy, such as to
@@ -551,7 +677,9 @@ def _find_sites(model: Callable[[ModuleType], Model], initial: Mapping[str, Arra
         return _visit_sites(model(jnp), initial, jnp)
 
 
-def _visit_sites(model: Model, initial: Mapping[str, ArrayLike], arrays: ModuleType) -> _Reading:
+def _visit_sites(
+    model: Model, initial: Mapping[str, ArrayLike], arrays: ModuleType
+) -> _Reading:
     """Run a model at the start with arrays of NumPy, which it cannot change, or of JAX."""
     reading = _Reading({}, {}, {})
 
@@ -562,9 +690,15 @@ def _visit_sites(model: Model, initial: Mapping[str, ArrayLike], arrays: ModuleT
         fn = site["fn"]
         if fn.support.is_discrete:
             if not fn.has_enumerate_support:
-                raise InputError(f"site {name}", Found("is discrete without end"), "continuous, or summed over by hand")
+                raise InputError(
+                    f"site {name}",
+                    Found("is discrete without end"),
+                    "continuous, or summed over by hand",
+                )
             reading.supports[name] = values_of(fn)
-            return _constant_array(arrays.broadcast_to(reading.supports[name][0], fn.shape()))
+            return _constant_array(
+                arrays.broadcast_to(reading.supports[name][0], fn.shape())
+            )
         to_support = bijection(site)
         shape = to_support.inverse_shape(fn.shape())
         value = np.zeros(shape)
@@ -591,23 +725,54 @@ def _find_examples(
     initial: Mapping[str, ArrayLike],
 ) -> None:
     """Find which data are examples, those as long as what is observed, and the sites on placeholders for them."""
-    on_data = _find_sites(lambda _: partial(program.model, **program.arguments), initial)
-    program.full = on_data.sites  # names of sites, for errors; what is kept is read off placeholders below
+    on_data = _find_sites(
+        lambda _: partial(program.model, **program.arguments), initial
+    )
+    program.full = (
+        on_data.sites
+    )  # names of sites, for errors; what is kept is read off placeholders below
     _check_plates(on_data.sites)
-    observed = {name: np.asarray(site["value"]) for name, site in on_data.sites.items() if site.get("is_observed")}
+    observed = {
+        name: np.asarray(site["value"])
+        for name, site in on_data.sites.items()
+        if site.get("is_observed")
+    }
 
-    shapes = {path: np.shape(leaf) for path, leaf in _leaves(program.arguments).items() if np.ndim(leaf)}
-    candidates = {path: shape for path, shape in shapes.items() if not program.is_declared(path)}
+    shapes = {
+        path: np.shape(leaf)
+        for path, leaf in _leaves(program.arguments).items()
+        if np.ndim(leaf)
+    }
+    candidates = {
+        path: shape for path, shape in shapes.items() if not program.is_declared(path)
+    }
     axes = {path: min(axis, len(shape) - 1) for path, shape in candidates.items()}
-    sizes = [value.shape[min(axis, value.ndim - 1)] for value in observed.values() if value.ndim]
+    sizes = [
+        value.shape[min(axis, value.ndim - 1)]
+        for value in observed.values()
+        if value.ndim
+    ]
     sizes += [shapes[path][counted] for path, counted in axes.items()]
-    program.count = next((size for size in sizes if any(size in shape for shape in candidates.values())), 0)
-    program.axes = {path: counted for path, counted in axes.items() if shapes[path][counted] == program.count}
+    program.count = next(
+        (size for size in sizes if any(size in shape for shape in candidates.values())),
+        0,
+    )
+    program.axes = {
+        path: counted
+        for path, counted in axes.items()
+        if shapes[path][counted] == program.count
+    }
     if not program.axes or not observed:
-        raise InputError("model", Found("observes no array of the data"), "a NumPyro model with obs=… of the data")
+        raise InputError(
+            "model",
+            Found("observes no array of the data"),
+            "a NumPyro model with obs=… of the data",
+        )
 
     placeholders = program.placeholders(program.count)
-    on_placeholders = _find_sites(lambda arrays: program.without_keys(placeholders, arrays=arrays), initial)
+    on_placeholders = _find_sites(
+        lambda arrays: program.without_keys(placeholders, arrays=arrays), initial
+    )
     _check_same_sites(on_data, on_placeholders)
     program.observations = observed
     program.full, program.start, program.supports = on_placeholders
@@ -621,7 +786,11 @@ def _check_plates(sites: Mapping[str, Site]) -> None:
         size, subsample_size = site["args"]
         if subsample_size is not None and subsample_size != size:
             wanted = "one of all examples: mini-batches are an option of the posterior, batch=…"
-            raise InputError(f"site {name}", Found(f"is a plate that draws {subsample_size} of {size}"), wanted)
+            raise InputError(
+                f"site {name}",
+                Found(f"is a plate that draws {subsample_size} of {size}"),
+                wanted,
+            )
 
 
 def _check_same_sites(on_data: _Reading, on_placeholders: _Reading) -> None:
@@ -632,7 +801,11 @@ def _check_same_sites(on_data: _Reading, on_placeholders: _Reading) -> None:
     for name, values in on_placeholders.supports.items():
         if not np.array_equal(values, on_data.supports[name]):
             wanted = "one whose values are the same whatever the data, or summed over by hand"
-            raise InputError(f"site {name}", Found("is discrete with values that depend on the data"), wanted)
+            raise InputError(
+                f"site {name}",
+                Found("is discrete with values that depend on the data"),
+                wanted,
+            )
 
 
 def _check_latent(program: _Program, keep: Sequence[str]) -> None:
@@ -645,8 +818,14 @@ def _check_latent(program: _Program, keep: Sequence[str]) -> None:
         elif name in program.supports and not program.is_cut(name):
             problem = "is discrete and of all examples"
             wanted = "in the plate over examples, where it is summed over; others have to be summed over by hand"
-        elif np.prod([values.size for values in program.supports.values()], dtype=float) > COMBINATIONS:
-            problem, wanted = "has too many values", f"at most {COMBINATIONS}, all discrete sites together"
+        elif (
+            np.prod([values.size for values in program.supports.values()], dtype=float)
+            > COMBINATIONS
+        ):
+            problem, wanted = (
+                "has too many values",
+                f"at most {COMBINATIONS}, all discrete sites together",
+            )
         if problem:
             raise InputError(f"site {name}", Found(problem), wanted)
 
@@ -669,13 +848,21 @@ def _site_sources(program: _Program, others: ArgumentLeaves) -> dict[str, _SiteS
     Args:
         others: arguments that are no examples, to be told apart from constants, by path.
     """
-    names = {path: DECLARED if program.is_declared(path) else ARGUMENT for path in others}
-    groups = {group: {path: others[path] for path in names if names[path] == group} for group in (ARGUMENT, DECLARED)}
+    names = {
+        path: DECLARED if program.is_declared(path) else ARGUMENT for path in others
+    }
+    groups = {
+        group: {path: others[path] for path in names if names[path] == group}
+        for group in (ARGUMENT, DECLARED)
+    }
     examples = program.placeholders(program.count)
     index = examples.pop(INDEX)
 
     def quantities(inputs: dict[str, Any]) -> dict[tuple[str, str], ArrayTree]:
-        model = program.cut_to(inputs[EXAMPLES] | {INDEX: inputs[INDEX]}, inputs[ARGUMENT] | inputs[DECLARED])
+        model = program.cut_to(
+            inputs[EXAMPLES] | {INDEX: inputs[INDEX]},
+            inputs[ARGUMENT] | inputs[DECLARED],
+        )
         parameters = program.parameters_of(inputs[PARAMETERS], inputs[INDEX])
         chosen = program.discrete_values(inputs[CHOSEN], program.count)
         results: dict[tuple[str, str], ArrayTree] = {}
@@ -725,7 +912,11 @@ def _check_sources(program: _Program) -> None:
     """Tell the sites of examples from those of the prior, and refuse a model whose prior would depend on data."""
     others = program.other_arguments
     # Whole numbers are sizes more often than data, and a size cannot be traced.
-    sizes = {path: leaf for path, leaf in others.items() if np.ndim(leaf) == 0 and _kind(leaf) != "f"}
+    sizes = {
+        path: leaf
+        for path, leaf in others.items()
+        if np.ndim(leaf) == 0 and _kind(leaf) != "f"
+    }
     known = {path: leaf for path, leaf in others.items() if path not in sizes}
     traceable = _traceable(program, known)
     untraced = [path for path in known if path not in traceable]
@@ -741,9 +932,13 @@ def _check_sources(program: _Program) -> None:
     for name in observed:
         _check_observed_sources(program, name, sources[name], untraced)
     _sort_sites(program, sources)
-    numbers = _traceable(program, {path: leaf for path, leaf in sizes.items() if leaf != program.count})
+    numbers = _traceable(
+        program, {path: leaf for path, leaf in sizes.items() if leaf != program.count}
+    )
     known |= numbers | program.opaque_arguments
-    program.not_covered = _not_covered(program, known, all_sources([site.density for site in sources.values()]))
+    program.not_covered = _not_covered(
+        program, known, all_sources([site.density for site in sources.values()])
+    )
 
 
 def _sort_sites(program: _Program, sources: Mapping[str, _SiteSources]) -> None:
@@ -756,16 +951,22 @@ def _sort_sites(program: _Program, sources: Mapping[str, _SiteSources]) -> None:
             is_summed_over = name in program.supports
             is_in_plate = site["is_observed"] and program.is_cut(name)
             is_own = bool(OF_EXAMPLE & sources[name].density)
-            (of_example if is_summed_over or is_in_plate or is_own else prior_sites).append(name)
+            (
+                of_example if is_summed_over or is_in_plate or is_own else prior_sites
+            ).append(name)
         elif site["type"] == "deterministic" and not OF_EXAMPLE & sources[name].value:
             public_values.append(name)
     program.likelihood = dict.fromkeys(of_example)
     program.prior_sites = tuple(prior_sites)
     program.public_values = tuple(public_values)
-    program.is_centred = any(PARAMETERS in sources[name].law for name in program.location_scale)
+    program.is_centred = any(
+        PARAMETERS in sources[name].law for name in program.location_scale
+    )
 
 
-def _check_latent_sources(program: _Program, name: str, kind: str, sources: _SiteSources) -> None:
+def _check_latent_sources(
+    program: _Program, name: str, kind: str, sources: _SiteSources
+) -> None:
     """Refuse a site whose scale, start or prior depends on examples that are not its own."""
     problem, wanted = "", ""
     is_local = kind == "sample" and program.is_cut(name)
@@ -775,7 +976,11 @@ def _check_latent_sources(program: _Program, name: str, kind: str, sources: _Sit
     elif EXAMPLES in sources.scale:
         problem = "has a density that is scaled by the examples"
         wanted = "scaled by public numbers: weights of examples are written with numpyro.factor in their plate"
-    elif name in program.start and not is_local and OF_EXAMPLE & (sources.density | sources.value):
+    elif (
+        name in program.start
+        and not is_local
+        and OF_EXAMPLE & (sources.density | sources.value)
+    ):
         problem = "has a prior that depends on the examples"
         wanted = "a variable whose prior is public: give public numbers, named in shared=…, in their place"
     elif name in program.start and EXAMPLES in sources.value:
@@ -785,7 +990,9 @@ def _check_latent_sources(program: _Program, name: str, kind: str, sources: _Sit
         raise InputError(f"site {name}", Found(problem), wanted)
 
 
-def _check_observed_sources(program: _Program, name: str, sources: _SiteSources, untraced: Sequence[str]) -> None:
+def _check_observed_sources(
+    program: _Program, name: str, sources: _SiteSources, untraced: Sequence[str]
+) -> None:
     """Refuse an observed site, or a factor, of data that are no examples and that nobody has declared public.
 
     No clipping limits what a record in such data does to the posterior.
@@ -799,18 +1006,33 @@ def _check_observed_sources(program: _Program, name: str, sources: _SiteSources,
     density_data = _data_like(program, sources.density)
     if may_be_declared:  # constants may then be computed from an argument that is declared and cannot be traced
         value_data, density_data = set(), set()
-    is_value_elsewhere = not OF_EXAMPLE & sources.value and (ARGUMENT in sources.value or value_data)
+    is_value_elsewhere = not OF_EXAMPLE & sources.value and (
+        ARGUMENT in sources.value or value_data
+    )
     is_site_elsewhere = not OF_EXAMPLE & sources.density
-    if is_value_elsewhere or (is_site_elsewhere and (ARGUMENT in sources.density or density_data or undeclared)):
-        problem = f"depends on data that are not split as the {program.count} examples are"
+    if is_value_elsewhere or (
+        is_site_elsewhere
+        and (ARGUMENT in sources.density or density_data or undeclared)
+    ):
+        problem = (
+            f"depends on data that are not split as the {program.count} examples are"
+        )
         wanted = "one of the examples (with numpyro.handlers.mask for outcomes that were not measured for all of them)"
-        raise InputError(f"site {name}", Found(problem), f"{wanted}, or of public arguments that shared=… names")
+        raise InputError(
+            f"site {name}",
+            Found(problem),
+            f"{wanted}, or of public arguments that shared=… names",
+        )
 
 
 def _data_like(program: _Program, sources: Sources) -> set[Constant]:
     """Return the constants that may be data: libraries have whole numbers of their own, but not of that length."""
     constants = {source for source in sources if isinstance(source, Constant)}
-    return {constant for constant in constants if constant.kind == "f" or program.count in constant.shape}
+    return {
+        constant
+        for constant in constants
+        if constant.kind == "f" or program.count in constant.shape
+    }
 
 
 def _not_covered(
@@ -820,8 +1042,12 @@ def _not_covered(
 ) -> dict[str, str]:
     """Return sentences, by name, on what every device knows of a model beside the examples."""
     undeclared = ", ".join(path for path in known if not program.is_declared(path))
-    declared = ", ".join(path for path in _leaves(program.arguments) if program.is_declared(path))
-    shapes = ", ".join(sorted({str(constant.shape) for constant in _data_like(program, sources)}))
+    declared = ", ".join(
+        path for path in _leaves(program.arguments) if program.is_declared(path)
+    )
+    shapes = ", ".join(
+        sorted({str(constant.shape) for constant in _data_like(program, sources)})
+    )
     lists = ", ".join(name for name in program.lists if not program.is_declared(name))
     texts = {
         "arguments of the model": (
@@ -851,7 +1077,10 @@ def _not_covered(
 def _near(program: _Program) -> dict[str, np.ndarray]:
     """Return parameters close to the start, where densities that differ are not equal by accident."""
     generator = np.random.default_rng(0)
-    return {name: value + 0.1 * generator.standard_normal(value.shape) for name, value in program.start.items()}
+    return {
+        name: value + 0.1 * generator.standard_normal(value.shape)
+        for name, value in program.start.items()
+    }
 
 
 class _Densities(NamedTuple):
@@ -879,7 +1108,11 @@ def _check_densities(program: _Program) -> None:
     @jax.jit
     def densities(parameters: Values, examples: Values) -> _Densities:
         def totals(parameters: Values) -> Arrays:
-            alone = jax.vmap(lambda example: program.of_examples(parameters, _as_row(example), chosen))(examples)
+            alone = jax.vmap(
+                lambda example: program.of_examples(
+                    parameters, _as_row(example), chosen
+                )
+            )(examples)
             return {name: jnp.sum(alone[name]) for name in program.likelihood}
 
         growth = jax.tree.map(jnp.ones_like, parameters)
@@ -893,7 +1126,9 @@ def _check_densities(program: _Program) -> None:
 
     @jax.jit
     def without_examples(parameters: Values) -> tuple[Arrays, Arrays]:
-        return program.of_examples(parameters, placeholders, chosen), program.prior_densities(parameters)
+        return program.of_examples(
+            parameters, placeholders, chosen
+        ), program.prior_densities(parameters)
 
     try:
         on_placeholders = densities(near, placeholders)
@@ -902,7 +1137,11 @@ def _check_densities(program: _Program) -> None:
         raise
     _check_prior(program, on_placeholders.whole, on_placeholders.prior)
     examples = program.examples
-    _check_sums(program, near=densities(near, examples), start=densities(program.start, examples))
+    _check_sums(
+        program,
+        near=densities(near, examples),
+        start=densities(program.start, examples),
+    )
 
 
 def _check_prior(program: _Program, whole: Values, prior: Values) -> None:
@@ -924,10 +1163,13 @@ def _check_prior(program: _Program, whole: Values, prior: Values) -> None:
             raise InputError(f"site {name}", Found(problem), wanted)
         if not np.all(np.isfinite(prior[name])):
             raise InputError(f"site {name}", Found(NON_FINITE), FINITE)
-    program.public_values = tuple(name for name in program.public_values if agrees(name))
+    program.public_values = tuple(
+        name for name in program.public_values if agrees(name)
+    )
     shapes = {name: whole[name].shape for name in program.likelihood}
     program.likelihood = {
-        name: shape.index(program.count) if program.count in shape else None for name, shape in shapes.items()
+        name: shape.index(program.count) if program.count in shape else None
+        for name, shape in shapes.items()
     }
 
 
@@ -948,7 +1190,9 @@ def _check_sums(program: _Program, *, near: _Densities, start: _Densities) -> No
             wanted = f"in a plate over its {program.count} examples, along example_axis"
         elif not np.isfinite(size) or not np.isfinite(start.slopes[name]):
             problem, wanted = NON_FINITE, FINITE
-        elif abs(float(near.by_example[name]) - density.sum()) > AGREES * (program.count + size):
+        elif abs(float(near.by_example[name]) - density.sum()) > AGREES * (
+            program.count + size
+        ):
             problem = "depends on more than its own example"
             wanted = "independent given the parameters: give lagged values as columns, and public means as arguments"
         if problem:

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
+from wflmc.posterior import (
+    GaussianPosterior,
+    Posterior,
+    Regression,
+    gaussian_regression,
+    softmax_regression,
+)
 from wflmc.posterior.coordinates import Points
 from wflmc.sums.clipping import clip_factor
 from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
@@ -46,7 +52,9 @@ class Canary(NamedTuple):
         example = self.example
         if example_clip is not None:
             factor = clip_factor(jnp.ones(()), example_clip, _lengths(example))
-            example = example * factor.reshape(factor.shape + (1,) * (example.ndim - factor.ndim))
+            example = example * factor.reshape(
+                factor.shape + (1,) * (example.ndim - factor.ndim)
+            )
         gradient = self.base + example
         norm = _lengths(gradient)
         factor = clip_factor(weight, clip, norm)
@@ -56,10 +64,16 @@ class Canary(NamedTuple):
 
 def _lengths(gradient: NumericArray) -> jax.Array:
     """Return the norms [K] of gradients [K, m] or [K]."""
-    return jnp.abs(gradient) if gradient.ndim == 1 else jnp.linalg.norm(gradient, axis=1)
+    return (
+        jnp.abs(gradient) if gradient.ndim == 1 else jnp.linalg.norm(gradient, axis=1)
+    )
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["example", "base", "turn"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["example", "base", "turn"],
+    meta_fields=[],
+)
 @dataclass(frozen=True, repr=False)
 class TurningCanary(Posterior):
     """A canary that whole runs of `wflmc.sample` can have: θ, which the server knows, says which way it points.
@@ -92,7 +106,9 @@ class TurningCanary(Posterior):
         """Return the number of operations of one chain in one round, roughly."""
         return 100.0 * self.devices
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
+    def on_accelerator(
+        self, chains: int, limit: float, by_example: bool = False
+    ) -> Self:
         """Return the same, in float32 on the accelerator."""
         return jax.tree.map(lambda value: jnp.asarray(value, jnp.float32), self)
 
@@ -109,7 +125,9 @@ class TurningCanary(Posterior):
         example_clip: jax.Array | None = None,
     ) -> ClippedSum:
         """Return the sum and the norms, as `Canary` does."""
-        total, norm = Canary(self.example, self.base).unrounded_sum(theta, weight, clip, key, example_clip)
+        total, norm = Canary(self.example, self.base).unrounded_sum(
+            theta, weight, clip, key, example_clip
+        )
         first = direction(theta, self.turn) * total.high.sum()
         return ClippedSum(Sum(jnp.stack([first, jnp.zeros(())])), norm)
 
@@ -119,7 +137,13 @@ def direction(theta: Points, turn: NumericArray | np.floating) -> Points:
     return 1 - 2 * (theta[..., 1] / turn // 1 % 2)
 
 
-def canary_pair(posterior: Regression, device: int, size: float, neighbour: float = -1.0, others: float = 0.0) -> Pair:
+def canary_pair(
+    posterior: Regression,
+    device: int,
+    size: float,
+    neighbour: float = -1.0,
+    others: float = 0.0,
+) -> Pair:
     """Return two posteriors of one kind, as small as can be, with as many devices and gradients ±size on one of them.
 
     All other rows are zeros. Models that work on few rows in another way than on many are given as few, or as many.
@@ -132,9 +156,18 @@ def canary_pair(posterior: Regression, device: int, size: float, neighbour: floa
         others: norm of what another row of the device adds in both, against the canary.
     """
     devices, gaussian = posterior.devices, isinstance(posterior, GaussianPosterior)
-    rows = MAX_ROWS_OF_SHORT_DEVICE + 1 if posterior.features.shape[1] > MAX_ROWS_OF_SHORT_DEVICE else 2
-    at = device * rows + rows - 1  # the last of the device's rows, and in no coordinate's direction
-    X, y = np.zeros((2, devices * rows, 3)), np.zeros((2, devices * rows), float if gaussian else int)
+    rows = (
+        MAX_ROWS_OF_SHORT_DEVICE + 1
+        if posterior.features.shape[1] > MAX_ROWS_OF_SHORT_DEVICE
+        else 2
+    )
+    at = (
+        device * rows + rows - 1
+    )  # the last of the device's rows, and in no coordinate's direction
+    X, y = (
+        np.zeros((2, devices * rows, 3)),
+        np.zeros((2, devices * rows), float if gaussian else int),
+    )
     if gaussian:  # the gradient is (θu − v)u
         sizes = [float(others > 0), 1.0]
         y[:, at - 1 : at + 1] = [(others, -size), (others, -neighbour * size)]
@@ -147,7 +180,11 @@ def canary_pair(posterior: Regression, device: int, size: float, neighbour: floa
 
     def make(X: np.ndarray, y: np.ndarray) -> Regression:
         if gaussian:
-            return gaussian_regression(key, devices, X=X, y=y, partition="blocks", prior_std=1e3)
-        return softmax_regression(key, devices, X=X, y=y, partition="blocks", prior_std=1e3, classes=2)
+            return gaussian_regression(
+                key, devices, X=X, y=y, partition="blocks", prior_std=1e3
+            )
+        return softmax_regression(
+            key, devices, X=X, y=y, partition="blocks", prior_std=1e3, classes=2
+        )
 
     return make(X[0], y[0]), make(X[1], y[1])

@@ -11,7 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from wflmc.apps.audit import attack as kinds
-from wflmc.apps.audit.attack import MAIN_SHARE, PARTS, Attack, AttackQuestion, Target, attack_target
+from wflmc.apps.audit.attack import (
+    MAIN_SHARE,
+    PARTS,
+    Attack,
+    AttackQuestion,
+    Target,
+    attack_target,
+)
 from wflmc.apps.audit.summation import Summation, attack_sums
 from wflmc.planning import Plan
 from wflmc.posterior import Posterior, Regression
@@ -35,22 +42,40 @@ def rate_upper(errors: ArrayLike, trials: int, risk: float) -> NDArray[np.float6
     0.0295
     """
     seen = np.asarray(errors, dtype=float)
-    return np.where(seen >= trials, 1.0, special.betaincinv(seen + 1, np.maximum(trials - seen, 0.5), 1 - risk))
+    return np.where(
+        seen >= trials,
+        1.0,
+        special.betaincinv(seen + 1, np.maximum(trials - seen, 0.5), 1 - risk),
+    )
 
 
 def mu_lower(false_positive: float, false_negative: float) -> float:
     """Return the least μ of any Gaussian trade-off curve that allows a test with these error rates; 0 if all do."""
-    return max(0.0, -float(special.ndtri(false_positive)) - float(special.ndtri(false_negative)))
+    return max(
+        0.0,
+        -float(special.ndtri(false_positive)) - float(special.ndtri(false_negative)),
+    )
 
 
-def epsilon_by_counting(false_positive: float, false_negative: float, delta: float) -> float:
+def epsilon_by_counting(
+    false_positive: float, false_negative: float, delta: float
+) -> float:
     """Return the least ε for which an (ε, δ)-private mechanism allows a test with these error rates, whatever its law.
 
     >>> round(epsilon_by_counting(1e-5, 1e-5, 0.01), 2)
     11.5
     """
     pairs = ((false_positive, false_negative), (false_negative, false_positive))
-    return max([0.0, *(float(np.log((1 - delta - one) / other)) for one, other in pairs if one < 1 - delta)])
+    return max(
+        [
+            0.0,
+            *(
+                float(np.log((1 - delta - one) / other))
+                for one, other in pairs
+                if one < 1 - delta
+            ),
+        ]
+    )
 
 
 def largest_mu(trials: int, risk: float) -> float:
@@ -64,7 +89,10 @@ def counting_threshold(mu: float, trials: int, delta: float, risk: float) -> flo
     The errors that μ leads one to expect decide, not those that are seen.
     """
     cuts = np.linspace(0.0, mu / 2 + 6, 601)
-    bounds = [rate_upper(trials * special.ndtr(x), trials, risk / 2) for x in (-cuts - mu / 2, cuts - mu / 2)]
+    bounds = [
+        rate_upper(trials * special.ndtr(x), trials, risk / 2)
+        for x in (-cuts - mu / 2, cuts - mu / 2)
+    ]
     return float(cuts[np.argmax(np.maximum(1 - delta - bounds[1], 1e-300) / bounds[0])])
 
 
@@ -104,16 +132,31 @@ class Finding:
         return self.mu_lower - self.mu_claimed
 
     @classmethod
-    def of(cls, test: AttackQuestion, wrong: NDArray[np.int_], trials: int, delta: float, risk: float) -> Self:
+    def of(
+        cls,
+        test: AttackQuestion,
+        wrong: NDArray[np.int_],
+        trials: int,
+        delta: float,
+        risk: float,
+    ) -> Self:
         """Return what errors prove at the balanced threshold and at the one for counting, half of the risk for each.
 
         Args:
             wrong: trials of − taken for +, and of + taken for −, at both thresholds, [2, 2].
             trials: of each data set.
         """
-        rates, tail = rate_upper(wrong, trials, risk / 4)  # both rates of a threshold hold together
-        upper, errors = (float(rates[0]), float(rates[1])), (int(wrong[0, 0]), int(wrong[0, 1]))
-        lower, counted = mu_lower(*upper), epsilon_by_counting(float(tail[0]), float(tail[1]), delta)
+        rates, tail = rate_upper(
+            wrong, trials, risk / 4
+        )  # both rates of a threshold hold together
+        upper, errors = (
+            (float(rates[0]), float(rates[1])),
+            (int(wrong[0, 0]), int(wrong[0, 1])),
+        )
+        lower, counted = (
+            mu_lower(*upper),
+            epsilon_by_counting(float(tail[0]), float(tail[1]), delta),
+        )
         claimed, proven = epsilon_spent([test.mu**2 / 2, lower**2 / 2], delta).tolist()
         about = (test.name, test.device, test.rounds, 2 * trials)
         return cls(*about, *errors, *upper, test.mu, lower, claimed, proven, counted)
@@ -150,12 +193,26 @@ class AuditReport:
     @property
     def epsilon_lower(self) -> float:
         """The largest ε proven of the device, given that its trade-off curve is Gaussian."""
-        return max((test.epsilon_gaussian for test in self.tests if test.device == self.device), default=0.0)
+        return max(
+            (
+                test.epsilon_gaussian
+                for test in self.tests
+                if test.device == self.device
+            ),
+            default=0.0,
+        )
 
     @property
     def epsilon_lower_counting(self) -> float:
         """The largest ε proven of the device with no assumption."""
-        return max((test.epsilon_counting for test in self.tests if test.device == self.device), default=0.0)
+        return max(
+            (
+                test.epsilon_counting
+                for test in self.tests
+                if test.device == self.device
+            ),
+            default=0.0,
+        )
 
     @property
     def ratio(self) -> float | None:
@@ -180,14 +237,26 @@ class AuditReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as `wflmc audit --json` prints it."""
-        claimed = {name: getattr(self, name) for name in ("epsilon", "delta", "loss", "device", "unit", "adjacency")}
-        proven = ("epsilon_lower", "epsilon_lower_counting", "ratio", "consistent", "confidence")
+        claimed = {
+            name: getattr(self, name)
+            for name in ("epsilon", "delta", "loss", "device", "unit", "adjacency")
+        }
+        proven = (
+            "epsilon_lower",
+            "epsilon_lower_counting",
+            "ratio",
+            "consistent",
+            "confidence",
+        )
         return {
             "claimed": {**claimed, "accountant": "exact"},
             **{name: getattr(self, name) for name in proven},
             "trials": max((test.trials for test in self.tests), default=0),
             "tests": [{**asdict(test), "flagged": test.flagged} for test in self.tests],
-            "sums": [{**asdict(result), "flagged": result.flagged, "text": str(result)} for result in self.sums],
+            "sums": [
+                {**asdict(result), "flagged": result.flagged, "text": str(result)}
+                for result in self.sums
+            ],
         }
 
     def __str__(self) -> str:
@@ -236,7 +305,11 @@ def audit(
         raise InputError("attacks", tuple(attacks), f"some of {', '.join(ATTACKS)}")
     target = attack_target(plan, delta, device, csi_error)
     half, k = trials // 2, target.device
-    part, runs, each = -(-half // PARTS), _affordable(plan, half // 5, 50_000), _affordable(plan, half // 10, 10_000)
+    part, runs, each = (
+        -(-half // PARTS),
+        _affordable(plan, half // 5, 50_000),
+        _affordable(plan, half // 10, 10_000),
+    )
     possible: dict[str, tuple[Callable[[Target, int, float], Attack], int, float]] = {
         "constant": (kinds.constant, half, risk),
         "turning": (partial(kinds.turning, key), part, risk),
@@ -250,12 +323,26 @@ def audit(
     if model is not None and target.signal[:, k].any():
         possible["model"] = partial(kinds.by_model, model), runs, risk
         sums = tuple(attack_sums(target, model)) if "summation" in attacks else ()
-    chosen = [possible[name] for name in ATTACKS if name in attacks and name in possible]
-    return _report(key, target, [make(target, n, _mu_limit(n, r)) for make, n, r in chosen], risk, progress, sums)
+    chosen = [
+        possible[name] for name in ATTACKS if name in attacks and name in possible
+    ]
+    return _report(
+        key,
+        target,
+        [make(target, n, _mu_limit(n, r)) for make, n, r in chosen],
+        risk,
+        progress,
+        sums,
+    )
 
 
 def audit_model(
-    key: jax.Array, plan: Plan, posterior: Posterior, *, trials: int = 100_000, confidence: float = 0.99
+    key: jax.Array,
+    plan: Plan,
+    posterior: Posterior,
+    *,
+    trials: int = 100_000,
+    confidence: float = 0.99,
 ) -> AuditReport:
     """Attack a model's own gradients and clipping, in whole runs of `wflmc.sample` on two canary data sets.
 
@@ -265,7 +352,13 @@ def audit_model(
     """
     risk, half = _risk(trials, confidence), trials // 2
     target, model = attack_target(plan), _known_model(posterior, plan)
-    return _report(key, target, [kinds.by_model(model, target, half, _mu_limit(half, risk))], risk, None)
+    return _report(
+        key,
+        target,
+        [kinds.by_model(model, target, half, _mu_limit(half, risk))],
+        risk,
+        None,
+    )
 
 
 def audit_pair(
@@ -292,7 +385,9 @@ def audit_pair(
     target = attack_target(plan, delta, device)
     for side in (plus, minus):
         _check_devices(side, plan)
-    attack = kinds.by_pair(target, (plus, minus), reach, half, _mu_limit(half, risk), "pair of data sets")
+    attack = kinds.by_pair(
+        target, (plus, minus), reach, half, _mu_limit(half, risk), "pair of data sets"
+    )
     return _report(key, target, [attack], risk, progress)
 
 
@@ -307,20 +402,32 @@ def _risk(trials: int, confidence: float) -> float:
 
 def _check_devices(posterior: Posterior, plan: Plan) -> None:
     if posterior.devices != plan.devices:
-        raise InputError("posterior", f"{posterior.devices} devices", f"one of the plan's {plan.devices} devices")
+        raise InputError(
+            "posterior",
+            f"{posterior.devices} devices",
+            f"one of the plan's {plan.devices} devices",
+        )
 
 
 def _known_model(posterior: Posterior, plan: Plan) -> Regression:
     """Return the posterior, unless it is one for which no canary is known."""
     if not isinstance(posterior, Regression):
-        raise InputError("posterior", type(posterior).__name__, "Gaussian or softmax; for others use audit_pair")
+        raise InputError(
+            "posterior",
+            type(posterior).__name__,
+            "Gaussian or softmax; for others use audit_pair",
+        )
     _check_devices(posterior, plan)
     return posterior
 
 
 def _affordable(plan: Plan, wanted: int, most: int) -> int:
     """Return how many trials an attack with expensive ones has, at least 500."""
-    return int(np.clip(WORK / (len(plan.rounds) * plan.devices), 500, min(most, max(wanted, 500))))
+    return int(
+        np.clip(
+            WORK / (len(plan.rounds) * plan.devices), 500, min(most, max(wanted, 500))
+        )
+    )
 
 
 def _mu_limit(trials: int, risk: float) -> float:
@@ -329,30 +436,57 @@ def _mu_limit(trials: int, risk: float) -> float:
 
 
 def _report(
-    key: jax.Array, target: Target, attacks: list[Attack], risk: float, progress: Progress | None, sums: Sums = ()
+    key: jax.Array,
+    target: Target,
+    attacks: list[Attack],
+    risk: float,
+    progress: Progress | None,
+    sums: Sums = (),
 ) -> AuditReport:
     """Run all attacks, share the probability to be wrong among their tests, and report."""
     shares = sum(test.share for attack in attacks for test in attack.tests)
     done, work, findings = 0, sum(attack.trials for attack in attacks), []
     for number, attack in enumerate(attacks):
         attack_key = jax.random.fold_in(named(key, "attack"), number)
-        how = [(float(target.delta[test.device]), risk * test.share / shares) for test in attack.tests]
-        cuts = np.zeros((2, 1, len(how)))  # the balanced threshold, and the one for counting
+        how = [
+            (float(target.delta[test.device]), risk * test.share / shares)
+            for test in attack.tests
+        ]
+        cuts = np.zeros(
+            (2, 1, len(how))
+        )  # the balanced threshold, and the one for counting
         for at, test in enumerate(attack.tests):
-            cuts[1, 0, at] = counting_threshold(test.visible_mu, attack.trials, *how[at])
+            cuts[1, 0, at] = counting_threshold(
+                test.visible_mu, attack.trials, *how[at]
+            )
         wrong = np.zeros((2, 2, len(how)), dtype=int)
         for first in range(0, attack.trials, attack.chunk):
             plus, minus = attack.run(attack_key, first, attack.chunk)
             # Whatever cannot be compared counts as an error.
-            wrong += np.stack([(~(minus <= cuts)).sum(1), (~(plus > cuts)).sum(1)], axis=1)
+            wrong += np.stack(
+                [(~(minus <= cuts)).sum(1), (~(plus > cuts)).sum(1)], axis=1
+            )
             done += attack.chunk
             if progress is not None:
                 progress(done, work)
-        results = [Finding.of(test, wrong[..., at], attack.trials, *how[at]) for at, test in enumerate(attack.tests)]
-        if len({result.device for result in results}) > 1:  # of every device: those that prove too much, or the nearest
+        results = [
+            Finding.of(test, wrong[..., at], attack.trials, *how[at])
+            for at, test in enumerate(attack.tests)
+        ]
+        if (
+            len({result.device for result in results}) > 1
+        ):  # of every device: those that prove too much, or the nearest
             nearest = max(results, key=lambda result: result.excess)
             results = [result for result in results if result.flagged] or [nearest]
         findings += results
-    loss, delta = float(target.loss[:, target.device].sum()), float(target.delta[target.device])
-    claimed, promise = (target.device, float(epsilon_spent(loss, delta)), delta, loss), target.plan.privacy
-    return AuditReport(*claimed, promise.unit, promise.adjacency, 1 - risk, tuple(findings), sums)
+    loss, delta = (
+        float(target.loss[:, target.device].sum()),
+        float(target.delta[target.device]),
+    )
+    claimed, promise = (
+        (target.device, float(epsilon_spent(loss, delta)), delta, loss),
+        target.plan.privacy,
+    )
+    return AuditReport(
+        *claimed, promise.unit, promise.adjacency, 1 - risk, tuple(findings), sums
+    )

@@ -100,13 +100,17 @@ class BestFirst:
         """Return the change to choose; None where none helps."""
         self._try_all(self.keys)
         chosen = (_chosen(trials) for trials in self.keys)
-        return nearly_best((change for change in chosen if change is not None), SLACK_OF_KEYS)
+        return nearly_best(
+            (change for change in chosen if change is not None), SLACK_OF_KEYS
+        )
 
     def _try_all(self, keys: Sequence[Sequence[ChangeTrial]]) -> None:
         """Try all changes of some keys that may matter, the most promising first."""
         numbered = enumerate((trial, trials) for trials in keys for trial in trials)
         # The number decides between equal bounds.
-        queue = [(trial.bound, number, trial, trials) for number, (trial, trials) in numbered]
+        queue = [
+            (trial.bound, number, trial, trials) for number, (trial, trials) in numbered
+        ]
         heapq.heapify(queue)
         while queue:
             _, number, trial, trials = heapq.heappop(queue)
@@ -162,4 +166,6 @@ def nearly_best(changes: Iterable[Change], slack: float) -> Change | None:
 def _chosen(trials: Sequence[ChangeTrial]) -> Change | None:
     """Return what a key chooses, of the changes that were tried and help."""
     outcomes = (trial.outcome for trial in trials)
-    return nearly_best((change for change in outcomes if change is not None), SLACK_OF_VALUES)
+    return nearly_best(
+        (change for change in outcomes if change is not None), SLACK_OF_VALUES
+    )

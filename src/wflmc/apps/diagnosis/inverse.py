@@ -123,7 +123,9 @@ class _PlanMetric:
         rounds = plan.bound if by_bound else exact_w2_sq(inputs.posterior, plan)
         assert rounds is not None  # kinetic dynamics alone have no bound
         kept = rounds[plan.burn_in :]
-        return float(kept.mean() if plan.certificate.objective_name == "average" else kept.max())
+        return float(
+            kept.mean() if plan.certificate.objective_name == "average" else kept.max()
+        )
 
     def best_value(self) -> float:
         """Return the value nearest to the target; raise if there is no plan at all."""

@@ -54,7 +54,9 @@ class PrecisionGroups(NamedTuple):
         ranked = precision[order]
         distinct = np.append(0, np.flatnonzero(np.diff(ranked)) + 1)
         # As many distinct precisions in each group, as far as that is possible.
-        chosen = np.linspace(0, distinct.size, min(MAX_GROUPS, distinct.size), endpoint=False)
+        chosen = np.linspace(
+            0, distinct.size, min(MAX_GROUPS, distinct.size), endpoint=False
+        )
         first = distinct[chosen.astype(int)]
         last = np.append(first[1:], precision.size) - 1
         return cls(
@@ -106,7 +108,9 @@ def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
     if problem.dynamics.has_velocity or not trial.keeps_limits:
         return 0.0
     groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
-    curvature = problem.step_size * _sum_over_devices(trial.weight_received, model.share)
+    curvature = problem.step_size * _sum_over_devices(
+        trial.weight_received, model.share
+    )
     contraction = groups.contraction(curvature)
     weight = _weight_of_noise(contraction, problem.burn_in)
     of_start = groups.start * contraction[:, 0] * weight[:, 0]
@@ -130,7 +134,9 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     curvature = plan.step_size * _sum_over_devices(plan.weight_received, model.share)
     contraction = groups.contraction(curvature)
     recursion = BlockRecursion([1] * groups.sizes.size, len(plan.rounds), 1)
-    path = recursion.solve([[contraction]], [plan.noise_variance], groups.start[:, None])
+    path = recursion.solve(
+        [[contraction]], [plan.noise_variance], groups.start[:, None]
+    )
     kept = groups.distance(path[:, plan.burn_in + 1 :, 0])
     is_average = plan.certificate.objective_name == "average"
     return float(kept.mean() if is_average else kept.max())

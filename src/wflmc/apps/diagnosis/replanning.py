@@ -65,7 +65,9 @@ class Replanner:
         """
         step_size = made.step_size
         is_constant = bool(np.all(step_size == step_size[0]))
-        sampler = replace(self.request.sampler, step_schedule="constant", dynamics=made.dynamics)
+        sampler = replace(
+            self.request.sampler, step_schedule="constant", dynamics=made.dynamics
+        )
         link = replace(self.request.link, fading=drawn_once(self.request.link.fading))
         request = replace(
             self.request,

@@ -17,10 +17,14 @@ def __getattr__(name: str) -> object:
     """Import what is asked for when it is: modules of this package are commands, too, which Python runs only once."""
     for home, names in _HOMES.items():
         if name in names:
-            found = globals()[name] = getattr(import_module(f"wflmc.apps.federation.{home}"), name)
+            found = globals()[name] = getattr(
+                import_module(f"wflmc.apps.federation.{home}"), name
+            )
             return found
     if name.startswith("_") or find_spec(f"wflmc.apps.federation.{name}") is None:
-        raise AttributeError(f"module 'wflmc.apps.federation' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'wflmc.apps.federation' has no attribute {name!r}"
+        )
     return import_module(f"wflmc.apps.federation.{name}")
 
 

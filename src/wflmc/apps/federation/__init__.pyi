@@ -8,4 +8,12 @@ from wflmc.apps.federation.server import open_server as open_server
 from wflmc.apps.federation.server import run_in_process as run_in_process
 from wflmc.apps.federation.server import trace_of as trace_of
 
-__all__: list[str] = ["Device", "Terms", "client_app", "make_job", "open_server", "run_in_process", "trace_of"]
+__all__: list[str] = [
+    "Device",
+    "Terms",
+    "client_app",
+    "make_job",
+    "open_server",
+    "run_in_process",
+    "trace_of",
+]

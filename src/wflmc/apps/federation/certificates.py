@@ -16,7 +16,11 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wflmc.support.storage import replacing
@@ -41,7 +45,9 @@ def write_authority(folder: Path) -> None:
         _usage("key_cert_sign", "crl_sign"): True,
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
     }
-    (folder / "ca.crt").write_bytes(_certificate(name, key, _name(name), key, CA_DAYS, extensions))
+    (folder / "ca.crt").write_bytes(
+        _certificate(name, key, _name(name), key, CA_DAYS, extensions)
+    )
 
 
 def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) -> None:
@@ -52,7 +58,9 @@ def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) ->
         folder: created where it is missing.
         hosts: names and addresses by which devices reach the server.
     """
-    signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    signer = serialization.load_pem_private_key(
+        (authority / "ca.key").read_bytes(), None
+    )
     assert isinstance(signer, Key)
     issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,13 +72,17 @@ def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) ->
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()): False,
     }
     key = _write_key(folder / "server.key")
-    (folder / "server.pem").write_bytes(_certificate("superlink", key, issuer, signer, SERVER_DAYS, extensions))
+    (folder / "server.pem").write_bytes(
+        _certificate("superlink", key, issuer, signer, SERVER_DAYS, extensions)
+    )
 
 
 def write_device_key(folder: Path) -> None:
     """Write key and key.pub, by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
     key = _write_key(folder / "key", PrivateFormat.OpenSSH)
-    (folder / "key.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    (folder / "key.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    )
 
 
 def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
@@ -82,10 +94,17 @@ def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
 
 
 def _certificate(
-    subject: str, key: Key, issuer: x509.Name, signer: Key, days: int, extensions: dict[x509.ExtensionType, bool]
+    subject: str,
+    key: Key,
+    issuer: x509.Name,
+    signer: Key,
+    days: int,
+    extensions: dict[x509.ExtensionType, bool],
 ) -> bytes:
     """Return a signed certificate; `extensions` says of each whether it is critical."""
-    builder = x509.CertificateBuilder(issuer, _name(subject), key.public_key(), x509.random_serial_number())
+    builder = x509.CertificateBuilder(
+        issuer, _name(subject), key.public_key(), x509.random_serial_number()
+    )
     builder = builder.not_valid_before(datetime.now(UTC) - EARLIER)
     builder = builder.not_valid_after(datetime.now(UTC) + timedelta(days=days))
     for extension, critical in extensions.items():
@@ -99,7 +118,12 @@ def _name(text: str) -> x509.Name:
 
 def _usage(*purposes: str) -> x509.KeyUsage:
     """Allow a key these purposes alone."""
-    return x509.KeyUsage(**{name: name in purposes for name in inspect.signature(x509.KeyUsage).parameters})
+    return x509.KeyUsage(
+        **{
+            name: name in purposes
+            for name in inspect.signature(x509.KeyUsage).parameters
+        }
+    )
 
 
 def _host(text: str) -> x509.GeneralName:
@@ -111,7 +135,9 @@ def _host(text: str) -> x509.GeneralName:
 
 if __name__ == "__main__":
     if len(sys.argv) < 4:
-        sys.exit("python -m wflmc.apps.federation.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…")
+        sys.exit(
+            "python -m wflmc.apps.federation.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…"
+        )
     try:
         write_server_certificate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
     except OSError as problem:

@@ -33,7 +33,11 @@ from typing import NamedTuple, Self
 import psutil
 
 import wflmc
-from wflmc.apps.federation.certificates import write_authority, write_device_key, write_server_certificate
+from wflmc.apps.federation.certificates import (
+    write_authority,
+    write_device_key,
+    write_server_certificate,
+)
 from wflmc.apps.federation.job import Job
 from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.registration import KEYS, DeploymentError, register
@@ -61,7 +65,9 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 NODE = "\nDevice {k}, in the folder `{folder}`:\n\n```bash\n{quiet}\n{command}\n```\n"
 
 
-def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float = 60.0) -> None:
+def prepare(
+    folder: Path, devices: int, address: str = ADDRESS, deadline: float = 60.0
+) -> None:
     """Add to the folder of a federation what its machines need; certificates and keys that are there are kept.
 
     Args:
@@ -70,14 +76,20 @@ def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float 
         address: host and port at which devices reach the server; this machine's own names always reach it.
         deadline: seconds that a round waits for its devices.
     """
-    server, authority, host = folder / SERVER, folder / "ca", address.rpartition(":")[0].strip("[]")
+    server, authority, host = (
+        folder / SERVER,
+        folder / "ca",
+        address.rpartition(":")[0].strip("[]"),
+    )
     if not (server / "server.pem").exists() or not (server / "ca.crt").exists():
         authority.mkdir(exist_ok=True, mode=0o700)
         server.chmod(0o700)
         if not (authority / "ca.key").exists():
             write_authority(authority)
         shutil.copyfile(authority / "ca.crt", server / "ca.crt")
-        write_server_certificate(authority, server, list(dict.fromkeys([HOST, "::1", "localhost", host])))
+        write_server_certificate(
+            authority, server, list(dict.fromkeys([HOST, "::1", "localhost", host]))
+        )
     for place in (server / KEYS, server / "app"):
         place.mkdir(exist_ok=True)
     for place in (folder / DEVICE.format(k) for k in range(devices)):
@@ -86,7 +98,9 @@ def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float 
         if not (place / "key.pub").exists():
             write_device_key(place)
         shutil.copyfile(place / "key.pub", server / KEYS / f"{place.name}.pub")
-    write_text(server / "app" / "pyproject.toml", _filled("app.toml", version=__version__))
+    write_text(
+        server / "app" / "pyproject.toml", _filled("app.toml", version=__version__)
+    )
     write_config(server / "flwr", server.resolve() / "ca.crt", address)
     write_text(folder / "COMMANDS.md", _commands(devices, address, deadline))
 
@@ -94,15 +108,28 @@ def prepare(folder: Path, devices: int, address: str = ADDRESS, deadline: float 
 def write_config(home: Path, certificate: Path, address: str) -> None:
     """Write Flower's configuration into a folder for FLWR_HOME: where the SuperLink is, and whom to trust as it."""
     home.mkdir(exist_ok=True, parents=True)
-    where = {"address": json.dumps(address), "certificate": json.dumps(str(certificate))}
+    where = {
+        "address": json.dumps(address),
+        "certificate": json.dumps(str(certificate)),
+    }
     write_text(home / "config.toml", _filled("config.toml", name=LINK, **where))
 
 
-def superlink_command(host: str, port: int | str, database: str = "superlink.db") -> list[str]:
+def superlink_command(
+    host: str, port: int | str, database: str = "superlink.db"
+) -> list[str]:
     """Return what starts the SuperLink, in the server's folder."""
     tls = "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key"
     options = f"{tls} --enable-supernode-auth --disable-runtime-dependency-installation --database"
-    return ["flower-superlink", "--host", host, "--port", str(port), *options.split(), database]
+    return [
+        "flower-superlink",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        *options.split(),
+        database,
+    ]
 
 
 def supernode_command(address: str, port: int) -> list[str]:
@@ -113,23 +140,53 @@ def supernode_command(address: str, port: int) -> list[str]:
 
 def run_command(deadline: float, wait: float) -> list[str]:
     """Return the arguments of `flwr` that start the run, in the server's folder."""
-    return ["run", "app", LINK, "--run-config", f"folder='.' deadline={float(deadline)} wait={float(wait)}"]
+    return [
+        "run",
+        "app",
+        LINK,
+        "--run-config",
+        f"folder='.' deadline={float(deadline)} wait={float(wait)}",
+    ]
 
 
 def _commands(devices: int, address: str, deadline: float) -> str:
     """Return the text of COMMANDS.md."""
     host, _, port = address.rpartition(":")
-    quiet = "export " + " ".join(f"{name}={value}" for name, value in QUIET.items()) + ' FLWR_HOME="$PWD/flwr"'
-    link, run = superlink_command(host.strip("[]"), port), ["flwr", *run_command(deadline, 600)]
-    commands = [_shown(supernode_command(address, FIRST_PORT + k)) for k in range(devices)]
-    nodes = [NODE.format(k=k, folder=DEVICE.format(k), quiet=quiet, command=text) for k, text in enumerate(commands)]
-    shown = {"quiet": quiet, "link": _shown(link), "name": LINK, "nodes": "".join(nodes), "run": _shown(run)}
+    quiet = (
+        "export "
+        + " ".join(f"{name}={value}" for name, value in QUIET.items())
+        + ' FLWR_HOME="$PWD/flwr"'
+    )
+    link, run = (
+        superlink_command(host.strip("[]"), port),
+        ["flwr", *run_command(deadline, 600)],
+    )
+    commands = [
+        _shown(supernode_command(address, FIRST_PORT + k)) for k in range(devices)
+    ]
+    nodes = [
+        NODE.format(k=k, folder=DEVICE.format(k), quiet=quiet, command=text)
+        for k, text in enumerate(commands)
+    ]
+    shown = {
+        "quiet": quiet,
+        "link": _shown(link),
+        "name": LINK,
+        "nodes": "".join(nodes),
+        "run": _shown(run),
+    }
     return _filled("commands.md", **shown)
 
 
 def _filled(template: str, **parts: str) -> str:
     """Return a template with its parts filled in."""
-    return Path(__file__).with_name("templates").joinpath(template).read_text(encoding="utf-8").format(**parts)
+    return (
+        Path(__file__)
+        .with_name("templates")
+        .joinpath(template)
+        .read_text(encoding="utf-8")
+        .format(**parts)
+    )
 
 
 def _shown(words: list[str]) -> str:
@@ -147,7 +204,9 @@ class Part(NamedTuple):
     @property
     def output(self) -> str:
         """What it has written, without colours."""
-        return re.sub(r"\x1b\[\d+m", "", self.log.read_text(encoding="utf-8", errors="replace")).strip()
+        return re.sub(
+            r"\x1b\[\d+m", "", self.log.read_text(encoding="utf-8", errors="replace")
+        ).strip()
 
     def tree(self) -> list[psutil.Process]:
         """Return all processes below this one, and itself last."""
@@ -166,24 +225,45 @@ class Loopback:
         say: called with a sentence for everything that happens.
     """
 
-    def __init__(self, folder: Path, *, port: int | None = None, say: Callable[[str], None] = print) -> None:
-        self.folder, self.server, self.say = folder.resolve(), folder.resolve() / SERVER, say
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.server, self.say = (
+            folder.resolve(),
+            folder.resolve() / SERVER,
+            say,
+        )
         self.state = self.folder / "loopback"
         self.env = environment(self.state / "flwr")
-        self.rounds, self.port = len(Job.load(self.server).plan.rounds), port or free_port()
+        self.rounds, self.port = (
+            len(Job.load(self.server).plan.rounds),
+            port or free_port(),
+        )
         self.parts: dict[str, Part] = {}
         self._reported = 0
-        self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+        self._handlers: dict[
+            int, Callable[[int, FrameType | None], object] | int | None
+        ] = {}
 
     def __enter__(self) -> Self:
         write_config(self.state / "flwr", self.server / "ca.crt", f"{HOST}:{self.port}")
-        for number in (one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN):  # as nohup asks for
-            self._handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
+        for number in (
+            one for one in ENDS if signal.getsignal(one) != signal.SIG_IGN
+        ):  # as nohup asks for
+            self._handlers[number] = signal.signal(
+                number, lambda number, _: sys.exit(128 + number)
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
         link = [self.parts.pop(name) for name in (LINK,) if name in self.parts]
-        processes = [process for part in (*self.parts.values(), *link) for process in part.tree()]
+        processes = [
+            process for part in (*self.parts.values(), *link) for process in part.tree()
+        ]
         try:
             # First the ServerApp, which would take leaving devices for absent ones; the SuperLink last, as devices sign
             # off there. What is started next time is then let in at once.
@@ -213,50 +293,86 @@ class Loopback:
     def start_link(self) -> None:
         """Start the SuperLink, wait until it answers, and let the devices' keys in."""
         command = superlink_command(HOST, self.port, str(self.state / "superlink.db"))
-        link, end = self._start(LINK, command, self.server, self.env), time.monotonic() + PATIENCE
+        link, end = (
+            self._start(LINK, command, self.server, self.env),
+            time.monotonic() + PATIENCE,
+        )
         while not self._listens():
             if link.process.poll() is not None or time.monotonic() > end:
-                raise DeploymentError(f"The SuperLink did not come up:\n{link.output[-1500:]}")
+                raise DeploymentError(
+                    f"The SuperLink did not come up:\n{link.output[-1500:]}"
+                )
             time.sleep(0.2)
         self.say(f"SuperLink at {HOST}:{self.port}, process {link.process.pid}")
         register(self.server, LINK, self.env, self.say)
 
     def start_node(self, k: int) -> None:
         """Start the SuperNode of a device."""
-        name, command = DEVICE.format(k), supernode_command(f"{HOST}:{self.port}", free_port())
+        name, command = (
+            DEVICE.format(k),
+            supernode_command(f"{HOST}:{self.port}", free_port()),
+        )
         self._start(name, command, self.folder / name, environment(self.state / name))
 
     def submit(self, deadline: float, wait: float = WAIT) -> Part:
         """Start the run, or one that goes on where the last one was; return the process that follows it."""
-        return self._start("run", ["flwr", *run_command(deadline, wait), "--stream"], self.server, self.env)
+        return self._start(
+            "run",
+            ["flwr", *run_command(deadline, wait), "--stream"],
+            self.server,
+            self.env,
+        )
 
-    def wait(self, run: Part, progress: ProgressCallback | None = None, until: int | None = None) -> None:
+    def wait(
+        self,
+        run: Part,
+        progress: ProgressCallback | None = None,
+        until: int | None = None,
+    ) -> None:
         """Follow a run to its end, or until some rounds are done; start SuperNodes again that Flower has refused."""
         ended = False
         while not ended and (until is None or self._reported < until):
             time.sleep(0.2)
             ended = run.process.poll() is not None
             self._report(progress)
-            gone = [name for name, part in self.parts.items() if part.process.poll() is not None]
+            gone = [
+                name
+                for name, part in self.parts.items()
+                if part.process.poll() is not None
+            ]
             for name in (name for name in gone if self.parts[name] is not run):
                 if name == LINK:
-                    raise DeploymentError(f"The SuperLink has ended:\n{self.parts[name].output[-1500:]}")
-                time.sleep(1.0)  # Flower refuses a node for about a minute after it was killed
+                    raise DeploymentError(
+                        f"The SuperLink has ended:\n{self.parts[name].output[-1500:]}"
+                    )
+                time.sleep(
+                    1.0
+                )  # Flower refuses a node for about a minute after it was killed
                 self.start_node(int(name.removeprefix(DEVICE.format(""))))
         if ended and self._reported < self.rounds:
             raise DeploymentError(why_stopped(run.output))
 
-    def _start(self, name: str, command: list[str], folder: Path, env: Mapping[str, str]) -> Part:
+    def _start(
+        self, name: str, command: list[str], folder: Path, env: Mapping[str, str]
+    ) -> Part:
         """Start a process in a session of its own, so that Ctrl-C is for this one alone."""
-        log, how = self.state / f"{name}.log", {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL}
+        log, how = (
+            self.state / f"{name}.log",
+            {"cwd": folder, "env": env, "stdin": subprocess.DEVNULL},
+        )
         with log.open("wb") as file:
-            process = psutil.Popen(command, **how, stdout=file, stderr=file, start_new_session=True)
+            process = psutil.Popen(
+                command, **how, stdout=file, stderr=file, start_new_session=True
+            )
         self.parts[name] = Part(process, log)
         return self.parts[name]
 
     def _listens(self) -> bool:
         """Return whether the SuperLink has opened its port."""
-        with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=5):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((HOST, self.port), timeout=5),
+        ):
             return True
         return False
 
@@ -278,7 +394,11 @@ def why_stopped(output: str) -> str:
     over devices that cannot use their data; else the end of the output.
     """
     raised = re.findall(rf"{DeploymentError.__name__}: (.+)", output)
-    return raised[-1] if raised else f"The run was not completed. Its log ends:\n{output[-2000:]}"
+    return (
+        raised[-1]
+        if raised
+        else f"The run was not completed. Its log ends:\n{output[-2000:]}"
+    )
 
 
 def kill(processes: list[psutil.Process]) -> None:
@@ -302,7 +422,9 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         **dict.fromkeys(("NO_PROXY", "no_proxy"), f"{HOST},localhost"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONPATH": os.pathsep.join([code, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [code, *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
 
 

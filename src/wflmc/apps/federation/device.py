@@ -19,9 +19,21 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from wflmc.apps.federation.messages import DEVICE, RoundRequest, Terms, read_request, write_reply
+from wflmc.apps.federation.messages import (
+    DEVICE,
+    RoundRequest,
+    Terms,
+    read_request,
+    write_reply,
+)
 from wflmc.data.sets import Features, check_shapes
-from wflmc.posterior import GaussianPosterior, Posterior, Regression, gaussian_regression, softmax_regression
+from wflmc.posterior import (
+    GaussianPosterior,
+    Posterior,
+    Regression,
+    gaussian_regression,
+    softmax_regression,
+)
 from wflmc.privacy import Ledger, round_loss
 from wflmc.runs.documents import Document, read_document
 from wflmc.sampling import default_memory
@@ -40,7 +52,9 @@ SLACK = 1e-6
 
 
 FAILED = "the device could not answer; its own log says why"
-NOT_READY = "data or other files in the device's folder cannot be used; its own log says why"
+NOT_READY = (
+    "data or other files in the device's folder cannot be used; its own log says why"
+)
 """What a server is told, which must not learn more about the data."""
 
 
@@ -67,22 +81,51 @@ class Device:
         secret: salts the names that files have for what was asked, known to nobody else.
     """
 
-    def __init__(self, posterior: Posterior, terms: Terms, ledger: Ledger | None = None, secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        posterior: Posterior,
+        terms: Terms,
+        ledger: Ledger | None = None,
+        secret: bytes = b"",
+    ) -> None:
         if posterior.dim != terms.dim:
-            raise InputError("data", f"a model of {posterior.dim} parameters", f"one of {terms.dim}, as in the terms")
-        large = isinstance(posterior, Regression) and np.any(np.abs(posterior.features) > LARGEST)
-        if large or (isinstance(posterior, GaussianPosterior) and np.any(np.abs(posterior.target) > LARGEST)):
-            raise InputError("data", f"numbers above {LARGEST:g}", "scaled to moderate size")
+            raise InputError(
+                "data",
+                f"a model of {posterior.dim} parameters",
+                f"one of {terms.dim}, as in the terms",
+            )
+        large = isinstance(posterior, Regression) and np.any(
+            np.abs(posterior.features) > LARGEST
+        )
+        if large or (
+            isinstance(posterior, GaussianPosterior)
+            and np.any(np.abs(posterior.target) > LARGEST)
+        ):
+            raise InputError(
+                "data", f"numbers above {LARGEST:g}", "scaled to moderate size"
+            )
         self.terms, self.ledger, self.secret = terms, ledger, secret
-        self._path = None if ledger is None or ledger.path is None else ledger.path.with_name("answer.npz")
+        self._path = (
+            None
+            if ledger is None or ledger.path is None
+            else ledger.path.with_name("answer.npz")
+        )
         self._last: Answer | None = None
         self._data = posterior.digest
         self._by_example = bool(np.isfinite(terms.example_clip))
         clips = np.array([terms.clip]), np.array([terms.example_clip])
-        shrink = min(terms.clip, terms.example_clip) / terms.sensitivity if np.isfinite(terms.sensitivity) else 0.0
+        shrink = (
+            min(terms.clip, terms.example_clip) / terms.sensitivity
+            if np.isfinite(terms.sensitivity)
+            else 0.0
+        )
         rounding = max(terms.rounding, posterior.rounding(*clips).total * shrink)
-        self._clip, self._example_clip = (np.float32(clip / (1 + rounding)) for clip in clips)
-        self._posterior = posterior.on_accelerator(terms.chains, default_memory() / 4, self._by_example)
+        self._clip, self._example_clip = (
+            np.float32(clip / (1 + rounding)) for clip in clips
+        )
+        self._posterior = posterior.on_accelerator(
+            terms.chains, default_memory() / 4, self._by_example
+        )
 
     def answer(self, request: RoundRequest) -> NDArray[np.float32]:
         """Return x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
@@ -95,7 +138,11 @@ class Device:
         if self.terms.simulated:
             self._pay(request, name)
             return self._draw(request)
-        with nullcontext() if self._path is None else exclusive(self._path.with_suffix(".lock")):
+        with (
+            nullcontext()
+            if self._path is None
+            else exclusive(self._path.with_suffix(".lock"))
+        ):
             answer = before = self._load()
             if answer is None or answer.request != name:
                 answer = Answer(name, secrets.token_hex(16), self._draw(request))
@@ -103,7 +150,9 @@ class Device:
             try:
                 self._pay(request, answer.charge)
             except (InputError, OverspendError):
-                if before is not None:  # a request that is refused does not take the place of an answer that was paid
+                if (
+                    before is not None
+                ):  # a request that is refused does not take the place of an answer that was paid
                     self._save(before)
                 raise
         return answer.signal
@@ -113,11 +162,18 @@ class Device:
         if self._path is None or not self._path.exists():
             return self._last
         allowed = "as wflmc wrote it, or removed: the next is new"
-        saved = read_arrays(self._path, key="answer", allowed=allowed, names=Answer._fields)
+        saved = read_arrays(
+            self._path, key="answer", allowed=allowed, names=Answer._fields
+        )
         shape = (self.terms.chains, self.terms.dim)
         signal = saved.get("signal")
         whole = len(saved) == len(Answer._fields) and signal is not None
-        if signal is None or not whole or signal.shape != shape or signal.dtype != np.float32:
+        if (
+            signal is None
+            or not whole
+            or signal.shape != shape
+            or signal.dtype != np.float32
+        ):
             raise InputError("answer", str(self._path), allowed)
         return Answer(str(saved["request"]), str(saved["charge"]), signal)
 
@@ -131,11 +187,21 @@ class Device:
     def _draw(self, request: RoundRequest) -> NDArray[np.float32]:
         """Compute a new answer."""
         limit = self._example_clip if self._by_example else None
-        keys = None if request.batch is None else jax.random.wrap_key_data(jnp.asarray(request.batch))
-        gradient = _gradient(self._posterior, jnp.asarray(request.theta), self._clip, limit, keys).double
+        keys = (
+            None
+            if request.batch is None
+            else jax.random.wrap_key_data(jnp.asarray(request.batch))
+        )
+        gradient = _gradient(
+            self._posterior, jnp.asarray(request.theta), self._clip, limit, keys
+        ).double
         # That a gradient is not finite must not show; zero is within the clip.
-        signal = self._precoder(request) * np.where(np.isfinite(gradient), gradient, 0.0)
-        return (self.terms.lattice.noisy(signal) if self.terms.share else signal).astype(np.float32)
+        signal = self._precoder(request) * np.where(
+            np.isfinite(gradient), gradient, 0.0
+        )
+        return (
+            self.terms.lattice.noisy(signal) if self.terms.share else signal
+        ).astype(np.float32)
 
     def _precoder(self, request: RoundRequest) -> float:
         """Return α r/|ĥ|, by what the device itself knows of its channel."""
@@ -145,18 +211,42 @@ class Device:
         """Refuse a request that goes beyond the terms."""
         terms, theta, at = self.terms, request.theta, request.round - self.terms.start
         if request.device != terms.device or not 0 <= at < len(terms.gain):
-            raise InputError("request", f"device {request.device}, round {request.round}", "one that is in the terms")
+            raise InputError(
+                "request",
+                f"device {request.device}, round {request.round}",
+                "one that is in the terms",
+            )
         if theta.shape != (terms.chains, terms.dim) or theta.dtype != np.float32:
-            raise InputError("theta", theta, f"float32 [{terms.chains} chains, {terms.dim} parameters]")
-        if not np.all(np.abs(theta) <= LARGEST):  # gradients might overflow, and whether they do is private
-            raise InputError("theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere")
+            raise InputError(
+                "theta",
+                theta,
+                f"float32 [{terms.chains} chains, {terms.dim} parameters]",
+            )
+        if not np.all(
+            np.abs(theta) <= LARGEST
+        ):  # gradients might overflow, and whether they do is private
+            raise InputError(
+                "theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere"
+            )
         known, gain = terms.known[at], terms.gain[at]
         if not abs(request.known / known - 1) <= SLACK:
-            raise InputError("known", request.known, f"{known:.6g}, what the device itself knows of its channel")
+            raise InputError(
+                "known",
+                request.known,
+                f"{known:.6g}, what the device itself knows of its channel",
+            )
         if not 0 < request.gain <= gain * (1 + SLACK):
-            raise InputError("gain", request.gain, f"above 0 and at most {gain:.6g}, as agreed for this round")
-        if terms.power < np.inf and (self._precoder(request) * terms.clip) ** 2 > terms.power * (1 + SLACK):
-            raise InputError("gain", request.gain, "within the transmit power of the device")
+            raise InputError(
+                "gain",
+                request.gain,
+                f"above 0 and at most {gain:.6g}, as agreed for this round",
+            )
+        if terms.power < np.inf and (
+            self._precoder(request) * terms.clip
+        ) ** 2 > terms.power * (1 + SLACK):
+            raise InputError(
+                "gain", request.gain, "within the transmit power of the device"
+            )
 
     def _pay(self, request: RoundRequest, name: str) -> None:
         """Charge an answer, by what is sent and by what the device knows of its channel.
@@ -165,16 +255,29 @@ class Device:
         """
         if self.ledger is None:
             return
-        arrives = self._precoder(request) * self.terms.known[request.round - self.terms.start]
+        arrives = (
+            self._precoder(request) * self.terms.known[request.round - self.terms.start]
+        )
         gain, sensitivity = np.array([arrives]), np.array([self.terms.sensitivity])
-        loss = self.terms.factor * round_loss(gain, np.ones((1, 1)), sensitivity, self.terms.noise_power)
-        self.ledger.charge(name, request.round, loss, "" if self.terms.share else self.terms.run)
+        loss = self.terms.factor * round_loss(
+            gain, np.ones((1, 1)), sensitivity, self.terms.noise_power
+        )
+        self.ledger.charge(
+            name, request.round, loss, "" if self.terms.share else self.terms.run
+        )
 
     def _name(self, request: RoundRequest) -> str:
         """Return a name for a request to this device: other data give another, with other noise, that costs again."""
         keys = () if request.batch is None else (request.batch,)
         about = np.array([request.round, request.gain, request.known])
-        return digest(self.secret, self.terms.run.encode(), self._data.encode(), request.theta, about, *keys)
+        return digest(
+            self.secret,
+            self.terms.run.encode(),
+            self._data.encode(),
+            request.theta,
+            about,
+            *keys,
+        )
 
 
 @jax.jit
@@ -189,7 +292,9 @@ def _gradient(
     one = jnp.ones(1, theta.dtype)
 
     def chain(theta: jax.Array, key: jax.Array | None) -> Sum:
-        return posterior.unrounded_sum(theta, one, clip, key=key, example_clip=example_clip).total
+        return posterior.unrounded_sum(
+            theta, one, clip, key=key, example_clip=example_clip
+        ).total
 
     return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
 
@@ -224,7 +329,11 @@ def open_device(folder: Path, posterior: Posterior | None = None) -> Device:
     try:
         secret = (folder / "secret").read_bytes()
     except OSError as error:
-        raise InputError("device", str(folder), f"the folder of a device, with its secret ({error.strerror})") from None
+        raise InputError(
+            "device",
+            str(folder),
+            f"the folder of a device, with its secret ({error.strerror})",
+        ) from None
     ledger = terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None
     return Device(part, terms, ledger, secret)
 
@@ -243,7 +352,9 @@ def read_posterior(folder: Path) -> Regression:
     """
     about = read_document(folder / "model.json", ModelFile, "device")
     allowed = "the file of a device's own data, with X and y"
-    data = read_arrays(folder / "data.npz", key="device", allowed=allowed, names=("X", "y"))
+    data = read_arrays(
+        folder / "data.npz", key="device", allowed=allowed, names=("X", "y")
+    )
     if len(data) < 2:
         raise InputError("device", str(folder / "data.npz"), allowed)
     check_shapes(Features(**data), "device")
@@ -275,7 +386,11 @@ def read_posterior(folder: Path) -> Regression:
         matrix = np.array(about.whitening)
         whitened = posterior.whitened(matrix, about.prior_on)
     except ValueError:
-        raise InputError("device", str(folder / "model.json"), "whitening for as many features as X has") from None
+        raise InputError(
+            "device",
+            str(folder / "model.json"),
+            "whitening for as many features as X has",
+        ) from None
     return replace(whitened, subject="")  # else every device would be compiled anew
 
 
@@ -291,7 +406,10 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
     def hello(message: Message, context: Context) -> Message:
         with _without_details(reason=NOT_READY):
             device = find(context)
-        return Message(RecordDict({"about": ConfigRecord({"device": device.terms.device})}), reply_to=message)
+        return Message(
+            RecordDict({"about": ConfigRecord({"device": device.terms.device})}),
+            reply_to=message,
+        )
 
     @app.query("gradient")
     def gradient(message: Message, context: Context) -> Message:
@@ -299,7 +417,9 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
             device = find(context)
         with _without_details(InputError, OverspendError):
             request, nonce = read_request(message.content, device.terms.run)
-            return write_reply(message, device.answer(request), request, device.terms.run, nonce)
+            return write_reply(
+                message, device.answer(request), request, device.terms.run, nonce
+            )
 
     return app
 
@@ -326,13 +446,19 @@ def configured_device(context: Context) -> Device:
     """Return the device whose folder the SuperNode was given."""
     folder = context.node_config.get("folder")
     if not isinstance(folder, str) or not folder:
-        raise InputError("node-config", folder, "folder='PATH' with the folder of this device")
+        raise InputError(
+            "node-config", folder, "folder='PATH' with the folder of this device"
+        )
     return open_device(Path(folder))
 
 
 def devices_in(folder: Path) -> ClientApp:
     """Return the app of devices whose folders lie side by side, each named by its number."""
-    return client_app(lambda context: open_device(folder / DEVICE.format(context.node_config["partition-id"])))
+    return client_app(
+        lambda context: open_device(
+            folder / DEVICE.format(context.node_config["partition-id"])
+        )
+    )
 
 
 app = client_app(configured_device)

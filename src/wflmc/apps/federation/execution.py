@@ -20,14 +20,29 @@ from wflmc.apps.federation.deployment import ADDRESS, Loopback, prepare
 from wflmc.apps.federation.device import devices_in, open_device
 from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
 from wflmc.apps.federation.messages import DEVICE, SERVER
-from wflmc.apps.federation.server import LEDGER, LOG, Say, Server, open_server, read_log, run_in_process, trace_of
+from wflmc.apps.federation.server import (
+    LEDGER,
+    LOG,
+    Say,
+    Server,
+    open_server,
+    read_log,
+    run_in_process,
+    trace_of,
+)
 from wflmc.evaluation import Evaluation, ExactLaw, evaluate, preload
 from wflmc.planning import Plan
 from wflmc.planning.notices import oracle_notice
 from wflmc.posterior import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
-from wflmc.runs.documents import Document, PlanFile, plan_document, read_document, summary_document
+from wflmc.runs.documents import (
+    Document,
+    PlanFile,
+    plan_document,
+    read_document,
+    summary_document,
+)
 from wflmc.runs.folder import ledger_document, write_run
 from wflmc.runs.planning import spent_before
 from wflmc.sampling.execution import ProgressCallback
@@ -55,7 +70,11 @@ Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
 RUNTIMES = ("simulation", "process", "deployment")
 STAND_IN = "data that stand in for the devices' own"
 """What a scenario's data are where devices bring their own, in the words of notices."""
-WORDS = {"asked": "scenario", "real": "kind of devices (real or simulated)", "own_data": "source of data"}
+WORDS = {
+    "asked": "scenario",
+    "real": "kind of devices (real or simulated)",
+    "own_data": "source of data",
+}
 """What two federations differ in, where about.json has another name for it."""
 HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
 
@@ -64,7 +83,9 @@ NO_PROTECTION = "The noise is simulated, from sampler.seed, and protects nobody;
 ONE_BY_ONE = "Each message is hidden by its own share of the noise alone: {} times the loss of the sum, as is counted."
 LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
 SPARE = "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times as much."
-ABSENT = "{} times a device was asked and did not send; {} of the plan, in which all do."
+ABSENT = (
+    "{} times a device was asked and did not send; {} of the plan, in which all do."
+)
 
 
 class AboutFile(TypedDict):
@@ -126,14 +147,54 @@ class FederationOptions(NamedTuple):
         address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
         bare = self.prepare and self.noise == "simulated"
         refuse(
-            (self.runtime not in RUNTIMES, "--runtime", self.runtime, f"one of {', '.join(RUNTIMES)}"),
-            (bare, "--noise", self.noise, "channel or devices with --prepare: simulated noise protects nobody"),
-            (self.chains is not None and not 0 < self.chains <= 10**7, "--chains", self.chains, "1 to 10,000,000"),
-            (not 0 < self.deadline < np.inf, "--deadline", self.deadline, "a number of seconds above 0"),
-            (not Path(self.ledger or ".").parent.is_dir(), "--ledger", self.ledger, "a file in a folder that is there"),
-            (self.address is not None and not self.prepare, "--address", self.address, "given with --prepare"),
-            (address is None, "--address", self.address, "host and port, such as 10.0.0.7:8000"),
-            (self.own_data and not self.prepare, "--own-data", True, "given with --prepare"),
+            (
+                self.runtime not in RUNTIMES,
+                "--runtime",
+                self.runtime,
+                f"one of {', '.join(RUNTIMES)}",
+            ),
+            (
+                bare,
+                "--noise",
+                self.noise,
+                "channel or devices with --prepare: simulated noise protects nobody",
+            ),
+            (
+                self.chains is not None and not 0 < self.chains <= 10**7,
+                "--chains",
+                self.chains,
+                "1 to 10,000,000",
+            ),
+            (
+                not 0 < self.deadline < np.inf,
+                "--deadline",
+                self.deadline,
+                "a number of seconds above 0",
+            ),
+            (
+                not Path(self.ledger or ".").parent.is_dir(),
+                "--ledger",
+                self.ledger,
+                "a file in a folder that is there",
+            ),
+            (
+                self.address is not None and not self.prepare,
+                "--address",
+                self.address,
+                "given with --prepare",
+            ),
+            (
+                address is None,
+                "--address",
+                self.address,
+                "host and port, such as 10.0.0.7:8000",
+            ),
+            (
+                self.own_data and not self.prepare,
+                "--own-data",
+                True,
+                "given with --prepare",
+            ),
         )
 
     def identity(self, scenario: Scenario) -> AboutFile:
@@ -152,7 +213,9 @@ class FederationOptions(NamedTuple):
         }
 
 
-def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, say: Say) -> Result:
+def run_federation(
+    options: FederationOptions, folder: Path, bar: ProgressBar, say: Say
+) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
     Args:
@@ -166,9 +229,18 @@ def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, s
     data_words = STAND_IN if options.own_data else THESE_DATA
     inputs = build(scenario, data_words=data_words)
     about = options.identity(scenario)
-    if not isinstance(inputs.posterior, Regression) and (options.prepare or options.runtime != "process"):
-        given, why = "--prepare" if options.prepare else options.runtime, "other processes do not have its functions"
-        raise InputError("--runtime", given, f"process with a model of your own: {why}; see docs/numpyro.md")
+    if not isinstance(inputs.posterior, Regression) and (
+        options.prepare or options.runtime != "process"
+    ):
+        given, why = (
+            "--prepare" if options.prepare else options.runtime,
+            "other processes do not have its functions",
+        )
+        raise InputError(
+            "--runtime",
+            given,
+            f"process with a model of your own: {why}; see docs/numpyro.md",
+        )
     if place.exists():
         _refuse_other(folder, about)
     else:
@@ -192,8 +264,17 @@ def run_federation(options: FederationOptions, folder: Path, bar: ProgressBar, s
         return scenario, prepared, None, []
     if done < rounds:
         with bar("rounds", rounds) as advance:
-            _run(server, inputs.posterior, place, options, lambda now, _: advance(now), say)
-        server = open_server(job, place / SERVER)  # which another process may have charged
+            _run(
+                server,
+                inputs.posterior,
+                place,
+                options,
+                lambda now, _: advance(now),
+                say,
+            )
+        server = open_server(
+            job, place / SERVER
+        )  # which another process may have charged
     return _finish(folder, scenario, inputs, server, options)
 
 
@@ -208,13 +289,18 @@ def _run(
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline
     if options.runtime == "process":
-        parts = [None if isinstance(posterior, Regression) else posterior.device(k) for k in range(devices)]
+        parts = [
+            None if isinstance(posterior, Regression) else posterior.device(k)
+            for k in range(devices)
+        ]
         folders = [place / DEVICE.format(k) for k in range(devices)]
         # A protocol says nothing of hashing; posteriors are hashed by identity.
         opened = [open_device(*pair) for pair in zip(folders, parts, strict=True)]  # type: ignore[arg-type]
         run_in_process(server, opened, progress)
     elif options.runtime == "simulation":
-        flower_server.run_in_engine(server, devices_in(place), progress=progress, deadline=deadline)
+        flower_server.run_in_engine(
+            server, devices_in(place), progress=progress, deadline=deadline
+        )
     else:
         prepare(place, devices)
         with Loopback(place, say=say) as loopback:
@@ -225,18 +311,48 @@ def _refuse_other(folder: Path, about: AboutFile) -> None:
     """Refuse any federation in the folder but the one that is asked for, for its ledgers' sake."""
     path = folder / "federation" / "about.json"
     if not path.exists():
-        raise InputError("--out", str(path.parent), "a folder in which nothing else is called federation")
+        raise InputError(
+            "--out",
+            str(path.parent),
+            "a folder in which nothing else is called federation",
+        )
     before = read_document(path, Document, "--out").model_dump()
-    other = [WORDS.get(name, name) for name, value in about.items() if before.get(name) != value]
+    other = [
+        WORDS.get(name, name)
+        for name, value in about.items()
+        if before.get(name) != value
+    ]
     if other:
-        raise InputError("--out", str(folder), f"another folder: the federation in it has another {other[0]}")
+        raise InputError(
+            "--out",
+            str(folder),
+            f"another folder: the federation in it has another {other[0]}",
+        )
 
 
-def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: FederationOptions, about: AboutFile) -> None:
+def _begin(
+    folder: Path,
+    scenario: Scenario,
+    inputs: Inputs,
+    options: FederationOptions,
+    about: AboutFile,
+) -> None:
     """Plan a federation and write its folders, all of them or none."""
-    began, part, ledger = time.perf_counter(), folder / "federation.part", folder / "ledger.jsonl"
-    if ledger.exists() and not options.prepare and about["ledger"] != str(ledger.resolve()):
-        raise InputError("--out", str(folder), f"without the ledger of another run; --ledger {ledger} spends from it")
+    began, part, ledger = (
+        time.perf_counter(),
+        folder / "federation.part",
+        folder / "ledger.jsonl",
+    )
+    if (
+        ledger.exists()
+        and not options.prepare
+        and about["ledger"] != str(ledger.resolve())
+    ):
+        raise InputError(
+            "--out",
+            str(folder),
+            f"without the ledger of another run; --ledger {ledger} spends from it",
+        )
     if options.own_data:  # data that stand in for others' are nobody's
         notices = (*inputs.notices, *data_notices(inputs.not_covered, STAND_IN))
         inputs = inputs._replace(not_covered=(), notices=notices)
@@ -244,9 +360,15 @@ def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Federation
         beyond = (item for item in inputs.not_covered if item.name != "sampler.seed")
         inputs = inputs._replace(not_covered=tuple(beyond))
     job = _job(scenario, inputs, options, about["chains"])
-    settled = with_values(scenario, {"sampler.burn_in": job.plan.burn_in, "sampler.chains": job.chains})
-    law = ExactLaw(None, None) if options.own_data else None  # that of a stand-in is nobody's
-    document = plan_document(settled, inputs, received_plan(job), time.perf_counter() - began, law)
+    settled = with_values(
+        scenario, {"sampler.burn_in": job.plan.burn_in, "sampler.chains": job.chains}
+    )
+    law = (
+        ExactLaw(None, None) if options.own_data else None
+    )  # that of a stand-in is nobody's
+    document = plan_document(
+        settled, inputs, received_plan(job), time.perf_counter() - began, law
+    )
     document["noise"] = options.noise
     document["own_data"] = options.own_data
     if job.plan.clips:
@@ -261,11 +383,17 @@ def _begin(folder: Path, scenario: Scenario, inputs: Inputs, options: Federation
     part.rename(folder / "federation")
 
 
-def _job(scenario: Scenario, inputs: Inputs, options: FederationOptions, chains: int) -> Job:
+def _job(
+    scenario: Scenario, inputs: Inputs, options: FederationOptions, chains: int
+) -> Job:
     """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
-        raise InputError("sampler.seed", seed, "a number: it seeds where chains start; --noise channel is secret")
+        raise InputError(
+            "sampler.seed",
+            seed,
+            "a number: it seeds where chains start; --noise channel is secret",
+        )
     releases = chains if options.prepare else 1
     plan = federated_plan(
         scenario,
@@ -305,9 +433,15 @@ def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: AboutFile) -> 
     That of a real one names nobody: its server may not try whose data these are.
     """
     real, release = about["real"], inputs.release
-    path = folder / "federation" / SERVER / "ledger.jsonl" if real else about["ledger"] or folder / "ledger.jsonl"
+    path = (
+        folder / "federation" / SERVER / "ledger.jsonl"
+        if real
+        else about["ledger"] or folder / "ledger.jsonl"
+    )
     subject = "" if real else inputs.posterior.digest
-    ledger = Ledger(plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path)
+    ledger = Ledger(
+        plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path
+    )
     if real and plan.ledger.any():
         ledger.charge("before", 0, plan.ledger[None])
     elif not real and release is not None:
@@ -323,7 +457,9 @@ def received_plan(job: Job) -> Plan:
     plan = job.plan
     if not job.tolerate:
         return plan
-    noise = np.array([job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))])
+    noise = np.array(
+        [job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))]
+    )
     variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
     excess = np.maximum(0.0, variance - plan.noise_variance)
     return plan.with_rounds(server_noise=plan.server_noise + excess)
@@ -333,13 +469,25 @@ def _costs(job: Job) -> dict[str, object]:
     """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
     promise, spent = job.plan.privacy, job.planned_loss.sum(0)
     total = spent + job.plan.ledger
-    costs: dict[str, object] = {"spent": spent, "spent_max": spent.max(), "epsilon_each": promise.epsilons_spent(total)}
+    costs: dict[str, object] = {
+        "spent": spent,
+        "spent_max": spent.max(),
+        "epsilon_each": promise.epsilons_spent(total),
+    }
     if promise.delta is not None:
-        costs["epsilon_by"] = {name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS}
+        costs["epsilon_by"] = {
+            name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS
+        }
     return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
 
 
-def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, options: FederationOptions) -> Result:
+def _finish(
+    folder: Path,
+    scenario: Scenario,
+    inputs: Inputs,
+    server: Server,
+    options: FederationOptions,
+) -> Result:
     """Evaluate the samples and write the files of a run.
 
     Where devices brought their own data, the posterior of the scenario is that of a
@@ -348,12 +496,18 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     """
     job, ledger = server.job, server.ledger
     preload(draws=len(job.plan.rounds) - job.plan.burn_in)
-    document = read_document(folder / "federation" / "plan.json", PlanFile, "--out").model_dump(exclude_unset=True)
+    document = read_document(
+        folder / "federation" / "plan.json", PlanFile, "--out"
+    ).model_dump(exclude_unset=True)
     plan, known = received_plan(job), not options.own_data
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
     trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
-    evaluation = evaluate(trace, inputs.posterior if known else None, inputs.test if known else None)
-    about = _account(server, "deployment" if options.prepare else options.runtime, options.own_data)
+    evaluation = evaluate(
+        trace, inputs.posterior if known else None, inputs.test if known else None
+    )
+    about = _account(
+        server, "deployment" if options.prepare else options.runtime, options.own_data
+    )
     summary = summary_document(
         evaluation,
         document,
@@ -364,7 +518,9 @@ def _finish(folder: Path, scenario: Scenario, inputs: Inputs, server: Server, op
     summary["epsilon_spent"] = about["epsilon_spent"]
     summary["federation"] = about
     shutil.copyfile(server.folder / LOG, folder / LOG)
-    settled = with_values(scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains})
+    settled = with_values(
+        scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains}
+    )
     files = write_run(
         folder,
         scenario=settled,
@@ -390,7 +546,9 @@ def _account(server: Server, runtime: str, own_data: bool) -> Account:
         "sent": [row["sent"] for row in rows],
         "absences": sum(len(row["absent"]) for row in rows),
         "empty_rounds": sum(row["sent"] == 0 for row in rows),
-        "epsilon_spent": None if ledger is None else plain(job.plan.privacy.epsilon_spent(ledger.spent)),
+        "epsilon_spent": None
+        if ledger is None
+        else plain(job.plan.privacy.epsilon_spent(ledger.spent)),
         "adjacency": job.plan.privacy.adjacency,
     }
 

@@ -49,9 +49,20 @@ _say = partial(print, flush=True)
 
 POLL = 0.5
 """Seconds between two looks for answers: each is a request to the SuperLink, which has others to serve."""
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError, DecodeError)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+    DecodeError,
+)
 """What Flower raises over a reply that it cannot put together; a lost connection is none of these."""
-RAISED_BY_DEVICE = (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+RAISED_BY_DEVICE = (
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+)
 """Flower's codes for errors of a device's own app; others are about connections and messages."""
 HELLO = "query.hello"
 """The type of messages that ask whether a device can use its data."""
@@ -83,7 +94,14 @@ class Transport:
         poll: seconds between two looks for answers.
     """
 
-    def __init__(self, grid: Grid, job: Job, nodes: Mapping[int, int], deadline: float, poll: float = 0.05) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        job: Job,
+        nodes: Mapping[int, int],
+        deadline: float,
+        poll: float = 0.05,
+    ) -> None:
         self.grid, self.job, self.deadline, self.poll = grid, job, deadline, poll
         self.node = {device: node for node, device in nodes.items()}
         self._one_by_one = False
@@ -92,20 +110,36 @@ class Transport:
         """Send the requests of a round, wait until the deadline, and add up what came."""
         job, signals, late = self.job, {}, f"late: no answer within {self.deadline:g} s"
         here = set(self.grid.get_node_ids())
-        absent = {one.device: late if self.node.get(one.device) in here else "not connected" for one in requests}
-        asked = [(one, secrets.token_hex(16)) for one in requests if absent[one.device] == late]
+        absent = {
+            one.device: late if self.node.get(one.device) in here else "not connected"
+            for one in requests
+        }
+        asked = [
+            (one, secrets.token_hex(16))
+            for one in requests
+            if absent[one.device] == late
+        ]
         messages = [
-            Message(write_request(one, job.run, nonce), self.node[one.device], "query.gradient", ttl=self.deadline)
+            Message(
+                write_request(one, job.run, nonce),
+                self.node[one.device],
+                "query.gradient",
+                ttl=self.deadline,
+            )
             for one, nonce in asked
         ]
         about = dict(zip(self.grid.push_messages(messages), asked, strict=True))
         for ident, message in self._answers(set(about)):
             request, nonce = about[ident]
             if message is not None and message.has_error():
-                absent[request.device] = f"error {message.error.code}: {short(message.error.reason)}"
+                absent[request.device] = (
+                    f"error {message.error.code}: {short(message.error.reason)}"
+                )
                 continue
             try:
-                signals[request.device] = read_reply(message, request, job.run, nonce, job.largest_norm(request))
+                signals[request.device] = read_reply(
+                    message, request, job.run, nonce, job.largest_norm(request)
+                )
                 del absent[request.device]
             except RejectedError as error:
                 absent[request.device] = f"rejected, {error}"
@@ -122,18 +156,26 @@ class Transport:
         """
         devices, failures = {}, {}
         nodes = sorted(nodes)
-        messages = [Message(RecordDict(), node, HELLO, ttl=self.deadline) for node in nodes]
+        messages = [
+            Message(RecordDict(), node, HELLO, ttl=self.deadline) for node in nodes
+        ]
         asked = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
         for ident, message in self._answers(set(asked)):
             if message is None:
                 continue
             if message.has_error():
                 if message.error.code in RAISED_BY_DEVICE:
-                    said = str(message.error.reason)  # Flower adds the type of the error
-                    failures[asked[ident]] = NOT_READY if NOT_READY in said else short(said)
+                    said = str(
+                        message.error.reason
+                    )  # Flower adds the type of the error
+                    failures[asked[ident]] = (
+                        NOT_READY if NOT_READY in said else short(said)
+                    )
                 continue
             with suppress(KeyError, TypeError, ValueError):
-                devices[asked[ident]] = int(message.content.config_records["about"]["device"])
+                devices[asked[ident]] = int(
+                    message.content.config_records["about"]["device"]
+                )
         return Hello(devices, failures)
 
     def _answers(self, idents: set[str]) -> Iterator[tuple[str, Message | None]]:
@@ -153,11 +195,17 @@ class Transport:
         if self._one_by_one and len(waiting) > 1:
             return [reply for ident in waiting for reply in self._pull([ident])]
         try:
-            return [(reply.metadata.reply_to_message_id, reply) for reply in self.grid.pull_messages(waiting)]
+            return [
+                (reply.metadata.reply_to_message_id, reply)
+                for reply in self.grid.pull_messages(waiting)
+            ]
         except UNREADABLE:
             if self._one_by_one:
                 return [(waiting[0], None)]
-            log.warning("A reply cannot be read; from now on they are fetched one by one.", exc_info=True)
+            log.warning(
+                "A reply cannot be read; from now on they are fetched one by one.",
+                exc_info=True,
+            )
             self._one_by_one = True
             return self._pull(waiting)
 
@@ -198,7 +246,9 @@ def check_ready(transport: Transport) -> None:
         DeploymentError: says which devices; nothing of a round was sent.
     """
     here = set(transport.grid.get_node_ids())
-    device_of = {node: device for device, node in transport.node.items() if node in here}
+    device_of = {
+        node: device for device, node in transport.node.items() if node in here
+    }
     failures = transport.greet(device_of).failures
     if failures:
         raise _not_ready({device_of[node]: reason for node, reason in failures.items()})
@@ -209,7 +259,10 @@ def _not_ready(failures: Mapping[int, str]) -> DeploymentError:
     devices_by_reason: dict[str, list[str]] = {}
     for device, reason in sorted(failures.items()):
         devices_by_reason.setdefault(reason, []).append(DEVICE.format(device))
-    reasons = (f"{', '.join(devices)}: {reason}" for reason, devices in devices_by_reason.items())
+    reasons = (
+        f"{', '.join(devices)}: {reason}"
+        for reason, devices in devices_by_reason.items()
+    )
     return DeploymentError(f"{'; '.join(reasons)}. {NOT_STARTED}")
 
 
@@ -220,17 +273,30 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the job; a line a round, to be read by `flwr log`."""
     folder = Path(str(context.run_config["folder"]))
-    deadline, wait = (_seconds(name, context.run_config.get(name)) for name in ("deadline", "wait"))
+    deadline, wait = (
+        _seconds(name, context.run_config.get(name)) for name in ("deadline", "wait")
+    )
     job = Job.load(folder)
     server = open_server(job, folder)
     ledger, done = server.ledger, server.checkpoint.load().rounds
     if ledger is not None and np.any(ledger.spent < job.plan.ledger * (1 - TOLERANCE)):
-        raise InputError("ledger", str(ledger.path), "that of the preparation: it lacks what was spent before")
-    _say(f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices")
+        raise InputError(
+            "ledger",
+            str(ledger.path),
+            "that of the preparation: it lacks what was spent before",
+        )
+    _say(
+        f"{done} of {len(job.plan.rounds)} rounds are done; waiting for {job.plan.devices} devices"
+    )
     nodes = {row.node: row.device for row in read_nodes(folder)}
     connected(grid, len(nodes), wait)
     transport = Transport(grid, job, nodes, deadline, POLL)
-    serve(server, patient(transport, wait), say=_say, check=partial(check_ready, transport))
+    serve(
+        server,
+        patient(transport, wait),
+        say=_say,
+        check=partial(check_ready, transport),
+    )
     _say("all rounds are done")
 
 
@@ -246,9 +312,14 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
             reception = exchange(requests)
             if reception.sent.any() or not requests:
                 return reception
-            reasons = "; ".join(f"device {device}: {why}" for device, why in sorted(reception.absent.items()))
+            reasons = "; ".join(
+                f"device {device}: {why}"
+                for device, why in sorted(reception.absent.items())
+            )
             if time.monotonic() > end:
-                raise DeploymentError(f"No device has answered for {wait:g} s; the run can go on later. {reasons}")
+                raise DeploymentError(
+                    f"No device has answered for {wait:g} s; the run can go on later. {reasons}"
+                )
             _say(f"nobody answered, asking again; {reasons}")
             time.sleep(pause)
 
@@ -277,7 +348,9 @@ def run_in_engine(
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # one accelerator is not for all these processes
+    os.environ.setdefault(
+        "JAX_PLATFORMS", "cpu"
+    )  # one accelerator is not for all these processes
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -290,7 +363,11 @@ def run_in_engine(
 
     backend: dict[str, Any] = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": os.cpu_count() or 1, "logging_level": "ERROR", "log_to_driver": False},
+        "init_args": {
+            "num_cpus": os.cpu_count() or 1,
+            "logging_level": "ERROR",
+            "log_to_driver": False,
+        },
     }
     with warnings.catch_warnings():
         # Ray starts its processes by fork and exec, which leaves JAX's threads alone.

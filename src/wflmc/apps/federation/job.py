@@ -90,7 +90,14 @@ class Job:
         """A name for all that is sent, but for the devices' data."""
         about = f"{self.noise} {self.tolerate} {self.releases} {self.batch}"
         start = self.start.arrays
-        return digest(self.plan.digest.encode(), *start, self.key, self.known, self.power, about.encode())
+        return digest(
+            self.plan.digest.encode(),
+            *start,
+            self.key,
+            self.known,
+            self.power,
+            about.encode(),
+        )
 
     @property
     def noise_name(self) -> str:
@@ -105,12 +112,18 @@ class Job:
     @cached_property
     def share(self) -> Array:
         """Variance of the noise that every device adds itself, [S]."""
-        return self.plan.noise_power / self.quorum if self.noise == "devices" else np.zeros(len(self.plan.rounds))
+        return (
+            self.plan.noise_power / self.quorum
+            if self.noise == "devices"
+            else np.zeros(len(self.plan.rounds))
+        )
 
     @cached_property
     def gain(self) -> Array:
         """α r, the amplitude at which every device's gradient is to arrive, [S, K]; 0 where a device is silent."""
-        return np.asarray((self.plan.gain / self.plan.scale)[:, None] * self.plan.weight)
+        return np.asarray(
+            (self.plan.gain / self.plan.scale)[:, None] * self.plan.weight
+        )
 
     @cached_property
     def lattice(self) -> Lattice | None:
@@ -123,18 +136,30 @@ class Job:
             return None
         norm = self.gain * plan.clip * (1.0 if plan.received is None else plan.received)
         total = norm.sum(1) if self.noise == "channel" else norm
-        deviation = np.sqrt(self.share.max() if self.noise == "devices" else plan.noise_power)
+        deviation = np.sqrt(
+            self.share.max() if self.noise == "devices" else plan.noise_power
+        )
         change = np.sqrt(2 * plan.loss * plan.noise_power)
-        return Lattice.fitted(float(deviation), change, norm, float(total.max()), plan.dim)
+        return Lattice.fitted(
+            float(deviation), change, norm, float(total.max()), plan.dim
+        )
 
     def round_noise(self, at: int, sent: NDArray[np.bool_]) -> float:
         """Return the variance of the noise in the sum of those who sent."""
-        return float(self.share[at]) * int(sent.sum()) if self.noise == "devices" else float(self.plan.noise_power)
+        return (
+            float(self.share[at]) * int(sent.sum())
+            if self.noise == "devices"
+            else float(self.plan.noise_power)
+        )
 
     def largest_norm(self, request: RoundRequest) -> float:
         """Return the most that a clipped, precoded gradient can measure, with the noise that its device adds."""
         clipped = request.precoder * float(self.plan.clip[request.device])
-        noise = self.lattice.variance**0.5 if self.noise == "devices" and self.lattice else 0.0
+        noise = (
+            self.lattice.variance**0.5
+            if self.noise == "devices" and self.lattice
+            else 0.0
+        )
         return (clipped + noise * (np.sqrt(self.plan.dim) + TAIL)) * (1 + SLACK)
 
     @cached_property
@@ -143,8 +168,15 @@ class Job:
 
         A device is hidden by the noise of the sum; but where devices add it, each message by its own share alone.
         """
-        hidden_by = self.share if self.noise == "devices" else np.full(len(self.plan.rounds), self.plan.noise_power)
-        return np.asarray(self.plan.loss * (self.releases * self.plan.noise_power / hidden_by)[:, None])
+        hidden_by = (
+            self.share
+            if self.noise == "devices"
+            else np.full(len(self.plan.rounds), self.plan.noise_power)
+        )
+        return np.asarray(
+            self.plan.loss
+            * (self.releases * self.plan.noise_power / hidden_by)[:, None]
+        )
 
     def loss(self, at: int, sent: NDArray[np.bool_]) -> Array:
         """Return what a round costs every device, by who really sent, [K]."""
@@ -157,7 +189,10 @@ class Job:
             run=self.run,
             device=device,
             chains=self.chains,
-            **{name: getattr(plan, name) for name in ("dim", "start", "rounding", "enforced")},
+            **{
+                name: getattr(plan, name)
+                for name in ("dim", "start", "rounding", "enforced")
+            },
             gain=tuple(self.gain[:, device].tolist()),
             known=tuple(self.known[:, device].tolist()),
             clip=float(plan.clip[device]),
@@ -181,11 +216,15 @@ class Job:
         self.plan.save(folder / PLAN_FILE, mode=0o600)
         fields = {name: getattr(self, name) for name in ARRAYS}
         arrays = {name: array for name, array in fields.items() if array is not None}
-        with replacing(folder / "job.npz", mode=0o600) as file:  # it has the key of the noise
+        with replacing(
+            folder / "job.npz", mode=0o600
+        ) as file:  # it has the key of the noise
             write_arrays(file, arrays)
         options = {name: getattr(self, name) for name in OPTIONS}
         whole = _job_digest(self.plan, arrays, options)
-        write_text(folder / "job.json", json.dumps({**options, DIGEST: whole}, indent=1))
+        write_text(
+            folder / "job.json", json.dumps({**options, DIGEST: whole}, indent=1)
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -200,7 +239,9 @@ class Job:
         arrays = read_verified_arrays(folder / "job.npz", key="job", allowed=EARLIER)
         plan = Plan.load(folder / PLAN_FILE, key="job")
         try:
-            options: dict[str, Any] = dict(json.loads((folder / "job.json").read_text(encoding="utf-8")))
+            options: dict[str, Any] = dict(
+                json.loads((folder / "job.json").read_text(encoding="utf-8"))
+            )
             if options.pop(DIGEST, None) != _job_digest(plan, arrays, options):
                 raise ValueError("its files are not as they were written")
             fields: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
@@ -244,13 +285,33 @@ def make_job(
     by_devices, radio = noise == "devices", "a policy for a radio link"
     refuse(
         (noise not in NOISES, "noise", noise, f"one of {', '.join(NOISES)}"),
-        (by_devices and not ideal, "policy.power", radio, "'noiseless-dp' where devices add the noise"),
-        (by_devices and not 0 <= tolerate <= most, "tolerate", tolerate, f"between 0 and {most}"),
-        (not by_devices and tolerate, "tolerate", tolerate, "0 unless noise is 'devices' (--noise devices)"),
+        (
+            by_devices and not ideal,
+            "policy.power",
+            radio,
+            "'noiseless-dp' where devices add the noise",
+        ),
+        (
+            by_devices and not 0 <= tolerate <= most,
+            "tolerate",
+            tolerate,
+            f"between 0 and {most}",
+        ),
+        (
+            not by_devices and tolerate,
+            "tolerate",
+            tolerate,
+            "0 unless noise is 'devices' (--noise devices)",
+        ),
     )
-    known, power = np.ones((len(plan.rounds), plan.devices)), np.full(plan.devices, np.inf)
+    known, power = (
+        np.ones((len(plan.rounds), plan.devices)),
+        np.full(plan.devices, np.inf),
+    )
     if not ideal:
-        known = np.abs(link.gains(plan.start + len(plan.rounds), plan.devices))[plan.start :].astype(float)
+        known = np.abs(link.gains(plan.start + len(plan.rounds), plan.devices))[
+            plan.start :
+        ].astype(float)
         known = known if plan.received is None else known / plan.received
         power = np.array(link.snr(plan.devices) * plan.dim * plan.noise_power)
     start = Start.of_state(initial_states(key, posterior, plan, jnp.arange(chains)))
@@ -291,7 +352,10 @@ def federated_plan(
     """
     devices = inputs.posterior.devices
     factor = releases * (max(devices - tolerate, 1) if noise == "devices" else 1)
-    spent, budget = inputs.spent if paid is None else paid, inputs.privacy.budget(devices)
+    spent, budget = (
+        inputs.spent if paid is None else paid,
+        inputs.privacy.budget(devices),
+    )
     # All but a part of the budget counts as spent, and what the plan makes of that part is multiplied again.
     left = np.where(np.isfinite(budget), np.maximum(budget - spent, 0.0), 0.0)
     plan = make_plan(scenario, inputs, ledger=spent + left * (1 - 1 / factor))
@@ -300,7 +364,14 @@ def federated_plan(
     return replace(plan, context=replace(plan.context, ledger=spent))
 
 
-def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job, *, with_data: bool = True) -> None:
+def write_federation(
+    folder: Path,
+    scenario: Scenario,
+    inputs: Inputs,
+    job: Job,
+    *,
+    with_data: bool = True,
+) -> None:
     """Write the folder of the server, which has none of the data, and those of all devices, `device-0`, `device-1`, ….
 
     Each is all that one machine needs:
@@ -319,15 +390,29 @@ def write_federation(folder: Path, scenario: Scenario, inputs: Inputs, job: Job,
     """
     private_folder(folder)
     job.save(private_folder(folder / SERVER))
-    own = not isinstance(inputs.posterior, Regression)  # a model of one's own is no file: see `open_device`
-    raw, coordinates = inputs.posterior if own else build_posterior(scenario)[0], inputs.posterior.coordinates
+    own = not isinstance(
+        inputs.posterior, Regression
+    )  # a model of one's own is no file: see `open_device`
+    raw, coordinates = (
+        inputs.posterior if own else build_posterior(scenario)[0],
+        inputs.posterior.coordinates,
+    )
     model: dict[str, Any] = {}
     if isinstance(raw, Regression):
-        model = {"intercept": raw.intercept, "prior_std": raw.prior_std * job.plan.devices**0.5}
+        model = {
+            "intercept": raw.intercept,
+            "prior_std": raw.prior_std * job.plan.devices**0.5,
+        }
     if isinstance(raw, SoftmaxPosterior):
         model["classes"] = list(raw.class_names)
-    whitening = None if coordinates is None or own else np.asarray(coordinates.matrix).tolist()
-    about = {"model": model, "whitening": whitening, "prior_on": scenario.posterior.prior_on}
+    whitening = (
+        None if coordinates is None or own else np.asarray(coordinates.matrix).tolist()
+    )
+    about = {
+        "model": model,
+        "whitening": whitening,
+        "prior_on": scenario.posterior.prior_on,
+    }
     for k, spent in enumerate(job.plan.ledger):
         place = private_folder(folder / DEVICE.format(k))
         terms = job.terms(k)

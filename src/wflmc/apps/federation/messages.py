@@ -74,7 +74,9 @@ class Terms:
 
     def open_ledger(self, folder: Path) -> Ledger:
         """Return the device's own ledger, in its folder."""
-        return Ledger(self.promise, 1, enforced=self.enforced, path=folder / "ledger.jsonl")
+        return Ledger(
+            self.promise, 1, enforced=self.enforced, path=folder / "ledger.jsonl"
+        )
 
     def save(self, path: Path) -> None:
         """Write them as JSON."""
@@ -87,7 +89,9 @@ class Terms:
             content = dict(json.loads(path.read_text(encoding="utf-8")))
             content["promise"] = Privacy(**content["promise"])
             terms = TypeAdapter(cls).validate_python(content)
-            if set(content) != set(asdict(terms)) or len(terms.gain) != len(terms.known):
+            if set(content) != set(asdict(terms)) or len(terms.gain) != len(
+                terms.known
+            ):
                 raise ValueError("other keys, or gain and known of different lengths")
             if terms.share > 0 and not terms.step > 0:
                 raise ValueError("a share of the noise, but no step")
@@ -145,26 +149,49 @@ def write_request(request: RoundRequest, run: str, nonce: str) -> RecordDict:
     content["gain"], content["known"] = request.gain, request.known
     if request.batch is not None:
         content["batch"] = [int(word) for word in request.batch.ravel()]
-    return RecordDict({"theta": ArrayRecord([np.ascontiguousarray(request.theta)]), "ask": content})
+    return RecordDict(
+        {"theta": ArrayRecord([np.ascontiguousarray(request.theta)]), "ask": content}
+    )
 
 
 def read_request(content: RecordDict, run: str) -> tuple[RoundRequest, str]:
     """Return what a device is asked, and the nonce to answer with; a request of another run is refused."""
     try:
-        asked, (theta,) = content.config_records["ask"], content.array_records["theta"].to_numpy_ndarrays()
+        asked, (theta,) = (
+            content.config_records["ask"],
+            content.array_records["theta"].to_numpy_ndarrays(),
+        )
         words = asked.get("batch")
-        batch = None if words is None else np.array(words, np.uint32).reshape(len(theta), -1)
-        device, number, gain, known = (asked[name] for name in ("device", "round", "gain", "known"))
-        request = RoundRequest(int(device), int(number), theta, float(gain), float(known), batch=batch)
+        batch = (
+            None
+            if words is None
+            else np.array(words, np.uint32).reshape(len(theta), -1)
+        )
+        device, number, gain, known = (
+            asked[name] for name in ("device", "round", "gain", "known")
+        )
+        request = RoundRequest(
+            int(device), int(number), theta, float(gain), float(known), batch=batch
+        )
         given, nonce = asked["run"], str(asked["nonce"])
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
-        raise InputError("request", "something else", "a request of a wflmc server") from None
+        raise InputError(
+            "request", "something else", "a request of a wflmc server"
+        ) from None
     if given != run:
-        raise InputError("request", f"run {given}", f"run {run}, to which this device has agreed")
+        raise InputError(
+            "request", f"run {given}", f"run {run}, to which this device has agreed"
+        )
     return request, nonce
 
 
-def write_reply(message: Message, signal: NDArray[np.float32], request: RoundRequest, run: str, nonce: str) -> Message:
+def write_reply(
+    message: Message,
+    signal: NDArray[np.float32],
+    request: RoundRequest,
+    run: str,
+    nonce: str,
+) -> Message:
     """Return what a device answers to a message."""
     content = {"signal": ArrayRecord([signal]), "about": _subject(request, run, nonce)}
     return Message(RecordDict(content), reply_to=message)
@@ -172,7 +199,9 @@ def write_reply(message: Message, signal: NDArray[np.float32], request: RoundReq
 
 def _subject(request: RoundRequest, run: str, nonce: str) -> ConfigRecord:
     """Return what says which request a message is about."""
-    return ConfigRecord({"run": run, "round": request.round, "device": request.device, "nonce": nonce})
+    return ConfigRecord(
+        {"run": run, "round": request.round, "device": request.device, "nonce": nonce}
+    )
 
 
 def read_reply(
@@ -188,13 +217,25 @@ def read_reply(
     Raises:
         RejectedError: it is not exactly what was asked for.
     """
-    arrays, texts = ({}, {}) if message is None else (message.content.array_records, message.content.config_records)
-    if message is None or len(message.content) != 2 or (list(arrays), list(texts)) != (["signal"], ["about"]):
+    arrays, texts = (
+        ({}, {})
+        if message is None
+        else (message.content.array_records, message.content.config_records)
+    )
+    if (
+        message is None
+        or len(message.content) != 2
+        or (list(arrays), list(texts)) != (["signal"], ["about"])
+    ):
         raise RejectedError("malformed: not one array and one text record")
     subject, shape = _subject(request, run, nonce), request.theta.shape
-    other = [name for name, value in subject.items() if texts["about"].get(name) != value]
+    other = [
+        name for name, value in subject.items() if texts["about"].get(name) != value
+    ]
     if other:
-        raise RejectedError(f"replayed or meant for others: {other[0]} is not the one that was asked")
+        raise RejectedError(
+            f"replayed or meant for others: {other[0]} is not the one that was asked"
+        )
     size = sum(len(array.data) for array in arrays["signal"].values())
     if size > 4 * shape[0] * shape[1] + HEADER:
         raise RejectedError(f"oversized: {size} bytes for {4 * shape[0] * shape[1]}")
@@ -202,8 +243,14 @@ def read_reply(
         (signal,) = arrays["signal"].to_numpy_ndarrays()
     except Exception as error:  # bytes from elsewhere fail in whatever way they like
         raise RejectedError(f"malformed: no array ({type(error).__name__})") from None
-    if not isinstance(signal, np.ndarray) or signal.shape != shape or signal.dtype != np.float32:
-        raise RejectedError(f"malformed: not float32 of shape {shape}")  # NumPy reads archives, too
+    if (
+        not isinstance(signal, np.ndarray)
+        or signal.shape != shape
+        or signal.dtype != np.float32
+    ):
+        raise RejectedError(
+            f"malformed: not float32 of shape {shape}"
+        )  # NumPy reads archives, too
     norm = float(np.linalg.norm(signal.astype(float), axis=1).max())
     if not norm <= limit:
         fault = f"oversized: norm {norm:.4g} where clipping leaves at most {limit:.4g}"

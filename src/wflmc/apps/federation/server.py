@@ -106,8 +106,14 @@ def open_server(job: Job, folder: Path) -> Server:
     book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
     server = Server(job, folder, book)
     paid, done = book.rounds(job.run), server.checkpoint.load().rounds
-    if not done <= paid <= done + 1:  # with fewer rounds done, another chain with the same noise would give both away
-        raise InputError("ledger", f"{paid} rounds of this run", f"with all {done} rounds in {folder}, or one more")
+    if (
+        not done <= paid <= done + 1
+    ):  # with fewer rounds done, another chain with the same noise would give both away
+        raise InputError(
+            "ledger",
+            f"{paid} rounds of this run",
+            f"with all {done} rounds in {folder}, or one more",
+        )
     if paid == 0:
         book.check(plan.start, job.planned_loss)
     return server
@@ -486,24 +492,44 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [rows[number] for number in sorted(rows)]
 
 
-def _requests(job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]) -> Iterator[RoundRequest]:
+def _requests(
+    job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]
+) -> Iterator[RoundRequest]:
     """Yield what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
     plan = job.plan
     received = np.ones(plan.devices) if plan.received is None else plan.received[at]
-    batch = np.asarray(jax.random.key_data(jax.vmap(partial(named, name="batch"))(keys))) if job.batch else None
+    batch = (
+        np.asarray(jax.random.key_data(jax.vmap(partial(named, name="batch"))(keys)))
+        if job.batch
+        else None
+    )
     for k in np.flatnonzero(scheduled):
-        place, known = theta if theta.ndim == 2 else theta[:, k], float(job.known[at, k])
+        place, known = (
+            theta if theta.ndim == 2 else theta[:, k],
+            float(job.known[at, k]),
+        )
         gain, arrives = float(job.gain[at, k]), float(job.known[at, k] * received[k])
         yield RoundRequest(int(k), plan.start + at, place, gain, known, arrives, batch)
 
 
-def superpose(job: Job, requests: list[RoundRequest], signals: Mapping[int, Any], absent: dict[int, str]) -> Reception:
+def superpose(
+    job: Job,
+    requests: list[RoundRequest],
+    signals: Mapping[int, Any],
+    absent: dict[int, str],
+) -> Reception:
     """Return what the server receives where these devices send these signals[chain, m], superposed as by the air."""
     total = np.zeros((job.chains, job.plan.dim))
-    for request in requests:  # in the order of the devices, so that the sum does not depend on who was first
+    for request in (
+        requests
+    ):  # in the order of the devices, so that the sum does not depend on who was first
         if request.device in signals:
             part = request.arrives * signals[request.device].astype(float)
-            total += job.lattice.rounded(part) if job.noise == "channel" and job.lattice else part
+            total += (
+                job.lattice.rounded(part)
+                if job.noise == "channel" and job.lattice
+                else part
+            )
     return Reception(total, np.isin(np.arange(job.plan.devices), list(signals)), absent)
 
 

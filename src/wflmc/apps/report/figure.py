@@ -56,7 +56,10 @@ class Line:
     @property
     def reach(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """How far errors reach down and up; down to 0.3 of y at most, which a logarithmic scale can show."""
-        y, two = np.array(self.y, dtype=float), 2 * np.nan_to_num(np.array(self.error, dtype=float))
+        y, two = (
+            np.array(self.y, dtype=float),
+            2 * np.nan_to_num(np.array(self.error, dtype=float)),
+        )
         return np.where(y > 0, np.minimum(two, 0.7 * y), two), two
 
 

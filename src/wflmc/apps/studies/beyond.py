@@ -26,7 +26,11 @@ RECORD_SNR = 30.0
 def _promises(setting: MultiSample, epsilon: float) -> tuple[Privacy, Privacy, Privacy]:
     """Return (ε, δ) for a device by the paper's and by the exact accountant, and for one example."""
     given = epsilon, setting.delta, setting.clip
-    return Privacy(*given, "paper"), Privacy(*given), Privacy(*given, unit="record", example_clip=EXAMPLE_CLIP)
+    return (
+        Privacy(*given, "paper"),
+        Privacy(*given),
+        Privacy(*given, unit="record", example_clip=EXAMPLE_CLIP),
+    )
 
 
 class Scheme(NamedTuple):
@@ -54,7 +58,9 @@ def _plans(setting: MultiSample, snr_db: float, scheme: Scheme) -> list[Plan]:
 
 def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """Return the exact W2² of each plan, worst after burn-in."""
-    return np.array([exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans])
+    return np.array(
+        [exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans]
+    )
 
 
 def schemes_of(setting: MultiSample) -> dict[str, Scheme]:
@@ -71,8 +77,12 @@ def schemes_of(setting: MultiSample) -> dict[str, Scheme]:
         "+ corrected bound": Scheme(paper),
         "+ exact accountant": Scheme(exact),
         "+ exact law as objective": Scheme(exact, policy=by_law),
-        "+ step 0.3/(mu+L), noise limit 1": Scheme(exact, policy=limited, step_size=step_size),
-        "+ one example hidden, not a device": Scheme(record, policy=limited, step_size=step_size),
+        "+ step 0.3/(mu+L), noise limit 1": Scheme(
+            exact, policy=limited, step_size=step_size
+        ),
+        "+ one example hidden, not a device": Scheme(
+            record, policy=limited, step_size=step_size
+        ),
         "noiseless, unclipped": Scheme(nothing, power="noiseless"),
     }
 
@@ -92,9 +102,13 @@ def beyond_gaussian(setting: MultiSample, chains: int = 2000) -> Study:
             ess = np.array([exact_ess(posterior, plan).min() for plan in plans])
             trace = sample(jax.random.key(0), posterior, plans[0], chains)
             distance = estimate_w2_sq(trace.theta, posterior.exact)
-            tables["beyond_w2"].append(mean_row("beyond", name, x, _worst(posterior, plans)))
+            tables["beyond_w2"].append(
+                mean_row("beyond", name, x, _worst(posterior, plans))
+            )
             tables["beyond_ess"].append(mean_row("beyond", name, x, ess))
-            tables["beyond_chains"].append(Row("beyond", name, x, distance.worst, distance.worst_se))
+            tables["beyond_chains"].append(
+                Row("beyond", name, x, distance.worst, distance.worst_se)
+            )
             progress((index + 1) / len(schemes))
         return tables
 
@@ -109,28 +123,56 @@ def record_study(setting: MultiSample) -> Study:
     `record` is the exact W2², worst after burn-in, mean over channels; `record_budget` the Σ 2(αℓ)²/N0 that may be
     spent.
     """
-    names, devices = ("device, paper", "device, exact", "record, exact"), setting.posterior.devices
+    names, devices = (
+        ("device, paper", "device, exact", "record, exact"),
+        setting.posterior.devices,
+    )
 
     def measure(point: Point, progress: Progress) -> Tables:
         epsilon = float(point.x or 0)
         tables: Tables = {"record": [], "record_budget": []}
         for name, privacy in zip(names, _promises(setting, epsilon), strict=True):
-            worst = _worst(setting.posterior, _plans(setting, RECORD_SNR, Scheme(privacy)))
+            worst = _worst(
+                setting.posterior, _plans(setting, RECORD_SNR, Scheme(privacy))
+            )
             tables["record"].append(mean_row("record", name, epsilon, worst))
-            budget = privacy.budget(devices)[0] * (setting.clip / privacy.sensitivity(devices)[0]) ** 2
-            tables["record_budget"].append(Row("record_budget", name, epsilon, float(budget)))
+            budget = (
+                privacy.budget(devices)[0]
+                * (setting.clip / privacy.sensitivity(devices)[0]) ** 2
+            )
+            tables["record_budget"].append(
+                Row("record_budget", name, epsilon, float(budget))
+            )
         return tables
 
     points = tuple(Point(float(epsilon), names) for epsilon in range(1, 21))
     return Study("record", points, names, identity_of(setting, "posterior"), measure)
 
 
-IMAGE_PROMISE: Recipe = {"epsilon": 1.25, "clip": 30.0, "example_clip": 3.0, "accountant": "exact"}
-SAMPLER: Recipe = {"bound": "corrected", "step_factor": 0.6, "init": "zero", "intercept": True, "whiten": "public"}
+IMAGE_PROMISE: Recipe = {
+    "epsilon": 1.25,
+    "clip": 30.0,
+    "example_clip": 3.0,
+    "accountant": "exact",
+}
+SAMPLER: Recipe = {
+    "bound": "corrected",
+    "step_factor": 0.6,
+    "init": "zero",
+    "intercept": True,
+    "whiten": "public",
+}
 OURS: Recipe = {**IMAGE_PROMISE, **SAMPLER}
 """What differs from the paper's setting of figure 8."""
 PAID: Recipe = {**OURS, "clip": 60.0, "whiten": "private"}
-LONG: Recipe = {**OURS, "clip": 60.0, "example_clip": 1.5, "step_factor": 0.4, "burn_in": 200, "samples": 400}
+LONG: Recipe = {
+    **OURS,
+    "clip": 60.0,
+    "example_clip": 1.5,
+    "step_factor": 0.4,
+    "burn_in": 200,
+    "samples": 400,
+}
 RECIPES: dict[str, Recipe] = {
     "the paper's optimum, a device (50, 0.1)": {},
     "ours, an image (1.25, 0.1)": OURS,
@@ -157,9 +199,18 @@ ABLATION: dict[str, Recipe] = {
 
 def beyond_mnist(setting: Mnist) -> Study:
     """Return test scores against SNR: the paper's optimum and ours."""
-    return recipes_study("beyond", replace(setting, stop_se=None), RECIPES, "snr_db", SNR_GRID, "epsilon")
+    return recipes_study(
+        "beyond", replace(setting, stop_se=None), RECIPES, "snr_db", SNR_GRID, "epsilon"
+    )
 
 
 def beyond_ablation(setting: Mnist) -> Study:
     """Return test scores at 20 dB without one ingredient after the other."""
-    return recipes_study("beyond_ablation", replace(setting, stop_se=None), ABLATION, "snr_db", (20.0,), "epsilon")
+    return recipes_study(
+        "beyond_ablation",
+        replace(setting, stop_se=None),
+        ABLATION,
+        "snr_db",
+        (20.0,),
+        "epsilon",
+    )

@@ -66,8 +66,14 @@ def software() -> dict[str, str]:
 
 def _blas_threads() -> str:
     """Return the number of BLAS threads, which shows in the last bits of large matrix products."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return next((os.environ[name] for name in THREADS if os.environ.get(name)), str(cores))
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count()
+    )
+    return next(
+        (os.environ[name] for name in THREADS if os.environ.get(name)), str(cores)
+    )
 
 
 def key_of(content: Identity) -> str:
@@ -95,9 +101,13 @@ def save(folder: Path, key: str, result: object, warn: Warn) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, f".{uuid.uuid4().hex}.part") as file:
-            file.write(json.dumps({"check": _check(key, result), "result": result}).encode())
+            file.write(
+                json.dumps({"check": _check(key, result), "result": result}).encode()
+            )
     except OSError as error:
-        warn(f"{path} cannot be written ({error.strerror}): this point would have to be computed again.")
+        warn(
+            f"{path} cannot be written ({error.strerror}): this point would have to be computed again."
+        )
 
 
 def _path(folder: Path, key: str) -> Path:
@@ -105,4 +115,6 @@ def _path(folder: Path, key: str) -> Path:
 
 
 def _check(key: str, result: object) -> str:
-    return hashlib.sha256((key + json.dumps(result, sort_keys=True)).encode()).hexdigest()
+    return hashlib.sha256(
+        (key + json.dumps(result, sort_keys=True)).encode()
+    ).hexdigest()

@@ -18,16 +18,29 @@ from typing import Any, Protocol, Self
 import jax
 
 from wflmc.apps.studies.cache import Warn
-from wflmc.apps.studies.engines import Engine, Failure, Progress, ResultT, StudyError, TaskT, Work, order
+from wflmc.apps.studies.engines import (
+    Engine,
+    Failure,
+    Progress,
+    ResultT,
+    StudyError,
+    TaskT,
+    Work,
+    order,
+)
 from wflmc.support.errors import InputError
 
 cloudpickle: ModuleType
 dask: ModuleType
 distributed: ModuleType
 try:
-    cloudpickle, dask, distributed = (import_module(name) for name in ("cloudpickle", "dask", "distributed"))
+    cloudpickle, dask, distributed = (
+        import_module(name) for name in ("cloudpickle", "dask", "distributed")
+    )
 except ImportError:
-    raise InputError("--engine", "dask", "local without Dask; pip install 'wflmc[dask]' brings it") from None
+    raise InputError(
+        "--engine", "dask", "local without Dask; pip install 'wflmc[dask]' brings it"
+    ) from None
 
 SETTINGS = {
     "distributed.nanny.pre-spawn-environ": {},  # as many BLAS threads as here: their number may show in the last bit
@@ -88,7 +101,9 @@ class _Client(Protocol):
 
 
 @contextmanager
-def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterator[Engine]:
+def open_cluster(
+    address: str | None, workers: int | None, warn: Warn
+) -> Iterator[Engine]:
     """Yield the engine of a cluster that is started, or connected to, at the first task.
 
     Dask repeats a task whose worker, or whose result, is lost. One that loses its worker time and again is a failure.
@@ -104,8 +119,12 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
         @functools.cache
         def open_client() -> _Client:
             stack.enter_context(dask.config.set(SETTINGS))
-            stack.enter_context(distributed.utils.silence_logging_cmgr(logging.CRITICAL))  # we report it ourselves
-            return stack.enter_context(_start(stack, workers) if address is None else _connect(address, warn))
+            stack.enter_context(
+                distributed.utils.silence_logging_cmgr(logging.CRITICAL)
+            )  # we report it ourselves
+            return stack.enter_context(
+                _start(stack, workers) if address is None else _connect(address, warn)
+            )
 
         def compute(
             work: Work[TaskT, ResultT],
@@ -119,13 +138,17 @@ def open_cluster(address: str | None, workers: int | None, warn: Warn) -> Iterat
             indices = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
             # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
             pickled = [cloudpickle.dumps(task) for task in tasks]
-            futures = client.map(_pickled_by_value(work), pickled, key=list(indices), pure=False)
+            futures = client.map(
+                _pickled_by_value(work), pickled, key=list(indices), pure=False
+            )
             try:
                 for future in distributed.as_completed(futures):
                     yield indices[future.key], _result(future)
                     future.release()
             except distributed.CancelledError:
-                raise StudyError(f"The scheduler is gone, or has dropped the work. {RESUME}") from None
+                raise StudyError(
+                    f"The scheduler is gone, or has dropped the work. {RESUME}"
+                ) from None
             finally:
                 client.cancel([future for future in futures if not future.done()])
 
@@ -136,11 +159,16 @@ def _start(stack: ExitStack, workers: int | None) -> _Client:
     """Return a client of workers on this machine, which end with the stack."""
     # Workers share compiled code with this process.
     shared = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    environment = {name.upper(): str(value) for name in shared if (value := getattr(jax.config, name)) is not None}
+    environment = {
+        name.upper(): str(value)
+        for name in shared
+        if (value := getattr(jax.config, name)) is not None
+    }
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
     with _interrupts_deferred():
         cluster = distributed.LocalCluster(
-            n_workers=workers or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
+            n_workers=workers
+            or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
             threads_per_worker=1,
             dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
             scheduler_kwargs={"dashboard": False},
@@ -161,16 +189,24 @@ def _connect(address: str, warn: Warn) -> _Client:
         file = os.path.expanduser(address)
         where, deadline = {"scheduler_file": file}, time.monotonic() + WAIT
         if not os.path.exists(file):
-            warn(f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it.")
+            warn(
+                f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it."
+            )
         while not os.path.exists(file):
             if time.monotonic() > deadline:
-                raise InputError("--engine", f"dask:{file}", "the file that a Dask scheduler has written")
+                raise InputError(
+                    "--engine",
+                    f"dask:{file}",
+                    "the file that a Dask scheduler has written",
+                )
             time.sleep(0.1)
     try:
         client = distributed.Client(**where)
     except (OSError, ValueError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InputError("--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})") from None
+        raise InputError(
+            "--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})"
+        ) from None
     if not client.scheduler_info(n_workers=1)["workers"]:
         warn(f"The scheduler at {address} has no workers yet; waiting for them.")
     return client
@@ -183,7 +219,9 @@ def _interrupts_deferred() -> Iterator[None]:
     Ctrl-C reaches every process of a terminal, except those started in this block and by threads started in it: the
     command alone answers it, and then ends the workers.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "pthread_sigmask"
+    ):
         yield
         return
     pending: list[int] = []
@@ -211,7 +249,9 @@ def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
 
             return perform(payload, task)
         except Exception as error:
-            raise RuntimeError(f"The worker at {get_worker().address} cannot be used: {error}") from None
+            raise RuntimeError(
+                f"The worker at {get_worker().address} cannot be used: {error}"
+            ) from None
 
     return call
 
@@ -223,5 +263,7 @@ def _result(future: _Future) -> Any:
     error = future.exception()
     if isinstance(error, distributed.KilledWorker):
         times = error.allowed_failures + 1
-        return Failure(f"Its worker died {times} times (memory, perhaps). The same command tries it again.")
+        return Failure(
+            f"Its worker died {times} times (memory, perhaps). The same command tries it again."
+        )
     raise StudyError(f"{str(error).rstrip('.')}. {RESUME}")

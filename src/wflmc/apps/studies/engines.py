@@ -13,7 +13,12 @@ from typing import NamedTuple, Protocol, TypedDict, TypeVar
 import jax
 
 from wflmc.apps.studies.cache import JAX_SETTINGS, Warn, software
-from wflmc.support.errors import InputError, OverspendError, SamplingError, UnfinishedError
+from wflmc.support.errors import (
+    InputError,
+    OverspendError,
+    SamplingError,
+    UnfinishedError,
+)
 
 Progress = Callable[[float], None]
 """Called with how much of the work is done."""
@@ -100,9 +105,15 @@ def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
     """
     kind, colon, address = name.partition(":")
     if name != "local" and not (kind == "dask" and bool(colon) == bool(address)):
-        raise InputError("--engine", name, "local, dask, or dask:ADDRESS with the address of a Dask scheduler")
+        raise InputError(
+            "--engine",
+            name,
+            "local, dask, or dask:ADDRESS with the address of a Dask scheduler",
+        )
     if workers is not None and (workers < 1 or name != "dask"):
-        raise InputError("--workers", workers, "at least 1, and left out but with --engine dask")
+        raise InputError(
+            "--workers", workers, "at least 1, and left out but with --engine dask"
+        )
     if name == "local":
         yield local
         return
@@ -138,5 +149,7 @@ def perform(order: WorkOrder, task: bytes) -> object:
         if here.get(name) != wanted.get(name)
     ]
     if differences:
-        raise StudyError(f"it is not set up as this machine, and would give other numbers: {', '.join(differences)}")
+        raise StudyError(
+            f"it is not set up as this machine, and would give other numbers: {', '.join(differences)}"
+        )
     return attempt(pickle.loads(order["work"]), pickle.loads(task), lambda _: None)

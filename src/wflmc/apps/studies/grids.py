@@ -35,9 +35,15 @@ def parse_grid(text: str) -> Grid:
     items = _split(given)
     if "" in items:
         raise InputError("--grid", text, "without empty values: " + FORMS)
-    ranges = [item for item in items if ":" in item and _number(item.partition(":")[0]) is not None]
+    ranges = [
+        item
+        for item in items
+        if ":" in item and _number(item.partition(":")[0]) is not None
+    ]
     if ranges and len(items) > 1:
-        raise InputError("--grid", text, "either one range or a list of values: " + FORMS)
+        raise InputError(
+            "--grid", text, "either one range or a list of values: " + FORMS
+        )
     values = _range(text, ranges[0]) if ranges else items
     if len({_meaning(value) for value in values}) < len(values):
         raise InputError("--grid", text, "of values that differ")
@@ -46,7 +52,11 @@ def parse_grid(text: str) -> Grid:
 
 def unquoted(value: str) -> str:
     """Return a value without the quotation marks around it."""
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES else value
+    return (
+        value[1:-1]
+        if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES
+        else value
+    )
 
 
 def points(grids: Sequence[Grid]) -> list[tuple[str, ...]]:
@@ -74,7 +84,9 @@ def _split(text: str) -> list[str]:
 
 def _is_open(text: str) -> bool:
     """Return whether a bracket or a quotation mark of a text is not closed."""
-    return any(text.count(a) > text.count(b) for a, b in BRACKETS) or any(text.count(mark) % 2 for mark in QUOTES)
+    return any(text.count(a) > text.count(b) for a, b in BRACKETS) or any(
+        text.count(mark) % 2 for mark in QUOTES
+    )
 
 
 def _meaning(value: str) -> Fraction | str:
@@ -89,7 +101,11 @@ def _number(text: str) -> Fraction | None:
         number = Decimal(text.strip())
     except InvalidOperation:
         return None
-    return Fraction(number) if number.is_finite() and abs(number.adjusted()) < 308 else None
+    return (
+        Fraction(number)
+        if number.is_finite() and abs(number.adjusted()) < 308
+        else None
+    )
 
 
 def _range(text: str, item: str) -> list[str]:
@@ -97,16 +113,26 @@ def _range(text: str, item: str) -> list[str]:
     parts = [part.strip() for part in item.split(":")]
     numbers = [number for part in parts if (number := _number(part)) is not None]
     if len(parts) != 3 or len(numbers) != 3:
-        raise InputError("--grid", text, "a range a:b:step of three numbers, such as link.snr_db=0:40:2")
+        raise InputError(
+            "--grid",
+            text,
+            "a range a:b:step of three numbers, such as link.snr_db=0:40:2",
+        )
     first, last, step = numbers
     if step == 0 or (last - first) * step < 0:
-        raise InputError("--grid", text, f"a range whose step leads from {parts[0]} to {parts[1]}")
+        raise InputError(
+            "--grid", text, f"a range whose step leads from {parts[0]} to {parts[1]}"
+        )
     steps = (last - first) / step
     if steps >= MAX_POINTS:
         raise InputError("--grid", text, f"a range of at most {MAX_POINTS:,} values")
     if steps.denominator != 1:
         end = float(first + math.floor(steps) * step)
-        raise InputError("--grid", text, f"a range that ends at {parts[1]}; this one would end at {end}")
+        raise InputError(
+            "--grid",
+            text,
+            f"a range that ends at {parts[1]}; this one would end at {end}",
+        )
     values = [first + index * step for index in range(int(steps) + 1)]
     whole = all(part.lstrip("+-").isdigit() for part in parts)
     return [str(int(value)) if whole else repr(float(value)) for value in values]

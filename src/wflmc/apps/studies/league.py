@@ -68,7 +68,11 @@ _TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
     ("descent", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 200, 0.4), 3: (PLAIN, 350, 0.65), 10: (PLAIN, 500, 1.2)},
     ("descent", FASHION): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 700, 0.8)},
 }  # fmt: skip
-CHOSEN = {(*key, epsilon): LeagueSettings(*row) for key, rows in _TABLE.items() for epsilon, row in rows.items()}
+CHOSEN = {
+    (*key, epsilon): LeagueSettings(*row)
+    for key, rows in _TABLE.items()
+    for epsilon, row in rows.items()
+}
 """By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
 `descent`, the rival, on the other data set; and by ε. `python -m benchmarks.league` chooses."""
 
@@ -131,9 +135,18 @@ def league_plan(
     )
 
 
-def descent_plan(posterior: SoftmaxPosterior, settings: LeagueSettings, epsilon: float, link: Link) -> Plan:
+def descent_plan(
+    posterior: SoftmaxPosterior, settings: LeagueSettings, epsilon: float, link: Link
+) -> Plan:
     """Return descent over the air, whose estimate is the mean of as many last iterates as a chain keeps."""
-    privacy = Privacy(epsilon, DELTA, CLIP, unit="record", example_clip=settings.example_clip, adjacency="add-remove")
+    privacy = Privacy(
+        epsilon,
+        DELTA,
+        CLIP,
+        unit="record",
+        example_clip=settings.example_clip,
+        adjacency="add-remove",
+    )
     size = settings.step / int(posterior.sizes.sum())
     how = {"rounds": ROUNDS, "average": KEPT, "init": "zero"}
     return baselines.gradient_descent(posterior, link, privacy, step_size=size, **how)  # type: ignore[arg-type]
@@ -164,11 +177,16 @@ class Entry(NamedTuple):
     plans: list[Plan]
 
 
-def entry(scheme: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int) -> Entry:
+def entry(
+    scheme: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int
+) -> Entry:
     """Return a row at an ε."""
     name, about = _parts(scheme)
     where, adjacency = ROWS[about]
-    settings, promised = CHOSEN[where, name, epsilon], None if about == UNPROMISED else epsilon
+    settings, promised = (
+        CHOSEN[where, name, epsilon],
+        None if about == UNPROMISED else epsilon,
+    )
     make = partial(descent_plan, posterior, settings, epsilon)
     if where != "descent":
         make = partial(league_plan, posterior, settings, promised, adjacency)
@@ -178,7 +196,9 @@ def entry(scheme: str, epsilon: float, posterior: SoftmaxPosterior, experiments:
 def _parts(scheme: str) -> tuple[str, str]:
     """Return the data set of a row, and what it is about."""
     title, about = scheme.split(", ", 1)
-    return next(name for name, known in DATA_SETS.items() if known.title == title), about
+    return next(
+        name for name, known in DATA_SETS.items() if known.title == title
+    ), about
 
 
 def league_study(setting: League) -> Study:
@@ -198,7 +218,9 @@ def league_study(setting: League) -> Study:
     def measure(point: Point, progress: Progress) -> Tables:
         name, _ = _parts(point.schemes[0])
         features, posterior = data(name)
-        execution = Execution(memory=setting.memory, progress=lambda done, work: progress(done / work))
+        execution = Execution(
+            memory=setting.memory, progress=lambda done, work: progress(done / work)
+        )
         if not point.xs:
             return _unclipped(name, features, posterior, execution)
         each = zip(point.schemes, point.xs, strict=True)
@@ -211,20 +233,44 @@ def league_study(setting: League) -> Study:
         points += [Point(None, (f"{title}, posterior",))] * setting.posterior
         pairs = [(row, epsilon) for epsilon in EPSILONS for row in rows_at(epsilon)]
         for kind in (PLAIN, MOVING):
-            some = [pair for pair in pairs if CHOSEN[ROWS[pair[0]][0], name, pair[1]].dynamics == kind]
-            points += [Point(None, tuple(f"{title}, {row}" for row, _ in some), tuple(x for _, x in some))] * bool(some)
+            some = [
+                pair
+                for pair in pairs
+                if CHOSEN[ROWS[pair[0]][0], name, pair[1]].dynamics == kind
+            ]
+            points += [
+                Point(
+                    None,
+                    tuple(f"{title}, {row}" for row, _ in some),
+                    tuple(x for _, x in some),
+                )
+            ] * bool(some)
         order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
-    identity = {"experiments": setting.experiments, "settings": settings, "rounds": [ROUNDS, KEPT, LONG, CHAINS]}
+    identity = {
+        "experiments": setting.experiments,
+        "settings": settings,
+        "rounds": [ROUNDS, KEPT, LONG, CHAINS],
+    }
     return Study("league", tuple(points), tuple(order), identity, measure)
 
 
-def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosterior, execution: Execution) -> Tables:
+def _scored(
+    rows: Sequence[Entry],
+    features: Features,
+    posterior: SoftmaxPosterior,
+    execution: Execution,
+) -> Tables:
     """Return scores of rows of the same dynamics."""
     plans = [each for row in rows for each in row.plans]
     numbers = [seed for row in rows for seed in range(len(row.plans))]
     trace = sample(
-        jax.random.key(1), posterior, plans, numbers=numbers, predictions=features.X_test, execution=execution
+        jax.random.key(1),
+        posterior,
+        plans,
+        numbers=numbers,
+        predictions=features.X_test,
+        execution=execution,
     )
     point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
     scores = scores_of(trace, posterior, *features.test_set, point)
@@ -238,14 +284,22 @@ def _scored(rows: Sequence[Entry], features: Features, posterior: SoftmaxPosteri
 def _add(tables: Tables, row: Entry, values: dict[str, NDArray[np.float64]]) -> None:
     """Add a row's scores, its ε and the share of rounds in which the noise that sampling needs is all there is."""
     if row.plans:
-        values["epsilon"] = np.array([each.epsilon_spent for each in row.plans], dtype=float)
-        values["free"] = np.array([np.mean(each.limit == REGIMES.index(LMC)) for each in row.plans])
+        values["epsilon"] = np.array(
+            [each.epsilon_spent for each in row.plans], dtype=float
+        )
+        values["free"] = np.array(
+            [np.mean(each.limit == REGIMES.index(LMC)) for each in row.plans]
+        )
     for name, each in values.items():
-        table = tables.setdefault("league" if name == "accuracy" else f"league_{name}", [])
+        table = tables.setdefault(
+            "league" if name == "accuracy" else f"league_{name}", []
+        )
         table.append(mean_row("league", row.scheme, row.x, each))
 
 
-def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execution: Execution) -> Tables:
+def _unclipped(
+    name: str, features: Features, posterior: SoftmaxPosterior, execution: Execution
+) -> Tables:
     """Return scores of the posterior itself, of unclipped kinetic chains over an ideal link, and R-hat of logits."""
     size, kept = LONG[name]
     step = (size / int(posterior.sizes.sum())) ** 0.5
@@ -261,12 +315,25 @@ def _unclipped(name: str, features: Features, posterior: SoftmaxPosterior, execu
         policy=Policy("noiseless"),
         initial_w2_sq=0.0,
     )
-    trace = sample(jax.random.key(2), posterior, ideal, CHAINS, predictions=features.X_test, execution=execution)
+    trace = sample(
+        jax.random.key(2),
+        posterior,
+        ideal,
+        CHAINS,
+        predictions=features.X_test,
+        execution=execution,
+    )
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, *features.test_set, [False] * CHAINS)
     tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
-    _add(tables, Entry(scheme, 0.0, []), {score: getattr(scores, score) for score in SCORES})
-    tables["league_rhat"] = [Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)]
+    _add(
+        tables,
+        Entry(scheme, 0.0, []),
+        {score: getattr(scores, score) for score in SCORES},
+    )
+    tables["league_rhat"] = [
+        Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)
+    ]
     return tables
 
 
@@ -280,5 +347,7 @@ def scores_of(
     """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
     assert trace.predictions is not None
     probability = trace.predictions.probability.copy()
-    probability[list(point)] = posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
+    probability[list(point)] = (
+        posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
+    )
     return calibration(np.maximum(probability, TINY), labels)

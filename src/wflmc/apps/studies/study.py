@@ -12,7 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.apps.studies.cache import Identity, Warn, key_of, load, save
-from wflmc.apps.studies.engines import Engine, Failure, Progress, ResultT, StudyError, TaskT, Work, local, part_of
+from wflmc.apps.studies.engines import (
+    Engine,
+    Failure,
+    Progress,
+    ResultT,
+    StudyError,
+    TaskT,
+    Work,
+    local,
+    part_of,
+)
 
 
 class Row(NamedTuple):
@@ -50,7 +60,13 @@ def mean_row(figure: str, scheme: str, x: float, values: NDArray[np.float64]) ->
     mean = float(values.mean())
     if not np.isfinite(mean):
         return Row(figure, scheme, x, None)
-    return Row(figure, scheme, x, mean, float(values.std(ddof=1) / values.size**0.5) if values.size > 1 else None)
+    return Row(
+        figure,
+        scheme,
+        x,
+        mean,
+        float(values.std(ddof=1) / values.size**0.5) if values.size > 1 else None,
+    )
 
 
 class Point(NamedTuple):
@@ -78,7 +94,13 @@ class Study(NamedTuple):
         return key_of({"study": self.name, "point": point, "identity": self.identity})
 
 
-def run_study(study: Study, cache: Path | None, progress: Progress, warn: Warn, engine: Engine = local) -> Tables:
+def run_study(
+    study: Study,
+    cache: Path | None,
+    progress: Progress,
+    warn: Warn,
+    engine: Engine = local,
+) -> Tables:
     """Compute all tables of a study, in order of x and scheme.
 
     Args:
@@ -90,16 +112,23 @@ def run_study(study: Study, cache: Path | None, progress: Progress, warn: Warn, 
     Raises:
         StudyError: points failed; the others have been computed and are cached.
     """
-    keys, cache = [study.key(point) for point in study.points], cache if study.identity else None
+    keys, cache = (
+        [study.key(point) for point in study.points],
+        cache if study.identity else None,
+    )
     results = {}
-    for index, result, _ in run_tasks(study.measure, [*study.points], keys, cache, progress, warn, engine):
+    for index, result, _ in run_tasks(
+        study.measure, [*study.points], keys, cache, progress, warn, engine
+    ):
         if isinstance(result, Failure):
             trace = f"\n{result.traceback}" if result.traceback else ""
             warn(f"{study.name} at {study.points[index]}: {result.reason}{trace}")
         else:
             results[index] = result
     if failures := len(keys) - len(results):
-        raise StudyError(f"{failures} of {len(keys)} points of {study.name} failed; the others are kept.")
+        raise StudyError(
+            f"{failures} of {len(keys)} points of {study.name} failed; the others are kept."
+        )
     return _assemble(study, [results[index] for index in range(len(keys))])
 
 
@@ -119,14 +148,20 @@ def run_tasks(
         keys: names that results are cached under, one for each task.
         cache, progress, warn, engine: those of `run_study`.
     """
-    found = {} if cache is None else {index: load(cache, key, warn) for index, key in enumerate(keys)}
+    found = (
+        {}
+        if cache is None
+        else {index: load(cache, key, warn) for index, key in enumerate(keys)}
+    )
     cached = {index: result for index, result in found.items() if result is not None}
     done = len(cached)
     progress(done)
     for index, result in cached.items():
         yield index, result, True
     rest = [index for index in range(len(tasks)) if index not in cached]
-    for place, result in engine(work, [tasks[index] for index in rest], part_of(progress, done, 1)):
+    for place, result in engine(
+        work, [tasks[index] for index in rest], part_of(progress, done, 1)
+    ):
         index, done = rest[place], done + 1
         if cache is not None and not isinstance(result, Failure):
             save(cache, keys[index], result, warn)
@@ -136,12 +171,21 @@ def run_tasks(
 
 def _assemble(study: Study, results: list[Tables]) -> Tables:
     """Return one list of rows per table; a result that holds at every x is repeated at every x."""
-    xs = sorted({x for point in study.points for x in point.xs or (point.x,) if x is not None})
+    xs = sorted(
+        {x for point in study.points for x in point.xs or (point.x,) if x is not None}
+    )
     tables: Tables = defaultdict(list)
     for point, result in zip(study.points, results, strict=True):
         for name, rows in result.items():
             made = [Row(*row) for row in rows]
             places = xs if point.x is None else [point.x]
-            tables[name] += made if point.xs else [row._replace(x=x) for x in places for row in made]
+            tables[name] += (
+                made
+                if point.xs
+                else [row._replace(x=x) for x in places for row in made]
+            )
     rank = {scheme: index for index, scheme in enumerate(study.order)}
-    return {name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0))) for name, rows in tables.items()}
+    return {
+        name: sorted(rows, key=lambda row: (row.x, rank.get(row.scheme, 0)))
+        for name, rows in tables.items()
+    }

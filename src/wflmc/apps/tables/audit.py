@@ -51,7 +51,10 @@ def audit_fit(
         tables: two that differ in one row, or one device, as the estimator's unit and adjacency say.
         trials: fits to either table.
     """
-    shown = [np.array([_shown(make(trial).fit(*table)) for trial in range(trials)]) for table in tables]
+    shown = [
+        np.array([_shown(make(trial).fit(*table)) for trial in range(trials)])
+        for table in tables
+    ]
     half, model = trials // 2, make(0)
     X, side = np.concatenate([each[:half] for each in shown]), np.repeat([0, 1], half)
     rule = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, side)
@@ -64,9 +67,13 @@ def audit_fit(
         return epsilon_by_counting(false_positive, false_negative, model.delta)
 
     possible = np.quantile(np.concatenate(learned), np.linspace(0, 1, THRESHOLDS))
-    best = max(possible, key=lambda threshold: bound(learned, threshold, (1 - confidence) / 2))
+    best = max(
+        possible, key=lambda threshold: bound(learned, threshold, (1 - confidence) / 2)
+    )
     found = bound(told, float(best), (1 - confidence) / 2)
-    return FitAudit(found, model.epsilon, model.delta, model.adjacency, trials, confidence)
+    return FitAudit(
+        found, model.epsilon, model.delta, model.adjacency, trials, confidence
+    )
 
 
 def _shown(estimator: PrivateEstimator) -> Array:

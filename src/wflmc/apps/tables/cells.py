@@ -29,7 +29,18 @@ Kind = Literal["numeric", "categorical"]
 
 MISSING_WORDS = frozenset(
     (
-        *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+        *(
+            "",
+            "#N/A",
+            "#N/A N/A",
+            "#NA",
+            "-1.#IND",
+            "-1.#QNAN",
+            "-NaN",
+            "-nan",
+            "1.#IND",
+            "1.#QNAN",
+        ),
         *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
     )
 )
@@ -38,7 +49,10 @@ BOOLEAN_WORDS = {"true": True, "false": False}
 """Texts that stand for a boolean, in upper or lower case."""
 WHOLE_NUMBER = re.compile(r"([-+]?)0*(\d+)", re.ASCII)
 """A whole number as text: its sign, and its digits without leading zeros."""
-FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+[eE][-+]?\d+|\d+\.\d*[eE][-+]?\d+|\.\d+[eE][-+]?\d+)", re.ASCII)
+FLOAT = re.compile(
+    r"[-+]?(\d+\.\d*|\.\d+|\d+[eE][-+]?\d+|\d+\.\d*[eE][-+]?\d+|\.\d+[eE][-+]?\d+)",
+    re.ASCII,
+)
 """A number as text with a decimal point or an exponent, as floats are written."""
 CODE = re.compile(r"[-+]?0\d+", re.ASCII)
 """Digits after a leading zero, such as those of a postal code: a name, although it looks like a number."""
@@ -140,7 +154,11 @@ class NameIndex:
         """Index distinct names by their places 0, 1, …"""
         self._by_spelling = {name: place for place, name in enumerate(names)}
         self._by_form = _by_unique_form(self._by_spelling)
-        written = {name: place for name, place in self._by_spelling.items() if is_library_spelling(name)}
+        written = {
+            name: place
+            for name, place in self._by_spelling.items()
+            if is_library_spelling(name)
+        }
         self._by_library_form = _by_unique_form(written)
 
     def place(self, name: str | None) -> int:
@@ -167,7 +185,11 @@ class NameIndex:
 def _by_unique_form(place_of: Mapping[str, int]) -> dict[str, int]:
     """Return the places of names by their plain forms, without the forms that several names have."""
     occurrences = Counter(map(plain_form, place_of))
-    return {plain_form(name): place for name, place in place_of.items() if occurrences[plain_form(name)] == 1}
+    return {
+        plain_form(name): place
+        for name, place in place_of.items()
+        if occurrences[plain_form(name)] == 1
+    }
 
 
 def check_unambiguous(series: Series, names: Sequence[str], key: str) -> None:
@@ -187,9 +209,17 @@ def check_unambiguous(series: Series, names: Sequence[str], key: str) -> None:
     shared = {form for form, count in occurrences.items() if count > 1}
     if not shared:
         return
-    numbers = [cell for cell in read_cells(series, key) if cell is not None and not isinstance(cell, str)]
+    numbers = [
+        cell
+        for cell in read_cells(series, key)
+        if cell is not None and not isinstance(cell, str)
+    ]
     if any(plain_form(name_of(number)) in shared for number in numbers):
-        raise InputError(key, Found("has numbers that several of its public names stand for"), "stored as text")
+        raise InputError(
+            key,
+            Found("has numbers that several of its public names stand for"),
+            "stored as text",
+        )
 
 
 def read_cells(series: Series, key: str) -> list[Cell | None]:
@@ -209,7 +239,9 @@ def read_cells(series: Series, key: str) -> list[Cell | None]:
     try:
         missing = series.isna()
     except ArithmeticError:  # a decimal that signals that it is no number
-        raise InputError(key, Found("has values that are not numbers"), "a column of numbers or text") from None
+        raise InputError(
+            key, Found("has values that are not numbers"), "a column of numbers or text"
+        ) from None
     cells: list[Cell | None] = []
     for value, is_missing in zip(values, missing, strict=True):
         cell = value.item() if isinstance(value, np.generic) else value
@@ -218,8 +250,14 @@ def read_cells(series: Series, key: str) -> list[Cell | None]:
         elif isinstance(cell, str | bool | int | float | Decimal):
             cells.append(cell)
         else:
-            stored = type(cell).__name__ if series.dtype == object else str(series.dtype)
-            raise InputError(key, Found(f"has values of type {stored}"), "a column of numbers or text")
+            stored = (
+                type(cell).__name__ if series.dtype == object else str(series.dtype)
+            )
+            raise InputError(
+                key,
+                Found(f"has values of type {stored}"),
+                "a column of numbers or text",
+            )
     floats = [cell for cell in cells if isinstance(cell, float)]
     _check_exact(np.asarray(floats, dtype=float), key)
     return cells
@@ -227,14 +265,24 @@ def read_cells(series: Series, key: str) -> list[Cell | None]:
 
 def read_names(series: Series, key: str) -> list[str | None]:
     """Return the name of every cell of a column, None where it is missing; arguments as of `read_cells`."""
-    if getattr(series.dtype, "kind", "O") == "f":  # narrower floats lose the digits of smaller whole numbers
+    if (
+        getattr(series.dtype, "kind", "O") == "f"
+    ):  # narrower floats lose the digits of smaller whole numbers
         precision = np.finfo(f"f{series.dtype.itemsize}").nmant + 1
-        _check_exact(series.to_numpy(dtype=float, na_value=np.nan), key, largest=2.0**precision)
+        _check_exact(
+            series.to_numpy(dtype=float, na_value=np.nan), key, largest=2.0**precision
+        )
     cells = read_cells(series, key)
-    if any(isinstance(cell, int) and cell.bit_length() > MAX_INTEGER_BITS for cell in cells):
-        raise InputError(key, Found("has integers of too many digits"), "stored as text")
+    if any(
+        isinstance(cell, int) and cell.bit_length() > MAX_INTEGER_BITS for cell in cells
+    ):
+        raise InputError(
+            key, Found("has integers of too many digits"), "stored as text"
+        )
     names = [None if cell is None else name_of(cell) for cell in cells]
-    written_as_floats = [name for name in names if name and FLOAT.fullmatch(name.strip())]
+    written_as_floats = [
+        name for name in names if name and FLOAT.fullmatch(name.strip())
+    ]
     _check_exact(np.array(written_as_floats, dtype=float), key)
     return names
 
@@ -254,7 +302,9 @@ def read_numbers(series: Series, key: str) -> NDArray[np.float64]:
         if series.dtype.kind == "f":
             _check_exact(numbers, key)
     else:
-        numbers = np.array([_number_of(cell, key) for cell in read_cells(series, key)], dtype=float)
+        numbers = np.array(
+            [_number_of(cell, key) for cell in read_cells(series, key)], dtype=float
+        )
     if np.isinf(numbers).any():
         raise InputError(key, Found("has infinite values"), "finite everywhere")
     return numbers + 0.0  # -0.0 becomes 0.0, since not every type has it
@@ -271,7 +321,9 @@ def _number_of(cell: Cell | None, key: str) -> float:
         return number
     if is_missing_word(cell):
         return math.nan
-    raise InputError(key, Found("has values that are not numbers"), "a column of numbers")
+    raise InputError(
+        key, Found("has values that are not numbers"), "a column of numbers"
+    )
 
 
 def _as_float(number: bool | int | float | Decimal) -> float:
@@ -282,7 +334,9 @@ def _as_float(number: bool | int | float | Decimal) -> float:
         return np.inf
 
 
-def _check_exact(numbers: NDArray[np.float64], key: str, largest: float = LARGEST_EXACT_WHOLE) -> None:
+def _check_exact(
+    numbers: NDArray[np.float64], key: str, largest: float = LARGEST_EXACT_WHOLE
+) -> None:
     """Refuse floats that may have been whole numbers before they lost digits.
 
     A library that finds one missing value in a column of integers stores, and writes, them all as floats: were that
@@ -291,7 +345,9 @@ def _check_exact(numbers: NDArray[np.float64], key: str, largest: float = LARGES
     beyond = np.isfinite(numbers) & (np.abs(numbers) >= largest)
     if np.any(beyond & (numbers == np.floor(numbers))):
         found = "has whole numbers too large for the floats that they are stored as"
-        raise InputError(key, Found(found), "stored as integers or as text, or in a larger unit")
+        raise InputError(
+            key, Found(found), "stored as integers or as text, or in a larger unit"
+        )
 
 
 class InferredKind(NamedTuple):
@@ -321,7 +377,9 @@ def infer_kind(series: Series, key: str, *, is_typed: bool) -> InferredKind:
     return InferredKind("numeric" if looks <= {"number"} else "categorical")
 
 
-def _look(cell: Cell | None, is_typed: bool) -> Literal["missing", "boolean", "number", "name"]:
+def _look(
+    cell: Cell | None, is_typed: bool
+) -> Literal["missing", "boolean", "number", "name"]:
     """Return what one cell looks like; the text of a typed table is a name."""
     if cell is None:
         return "missing"

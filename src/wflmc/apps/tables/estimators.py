@@ -152,21 +152,41 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """Scale, choose settings, sample; `outcomes` are classes from 0, or targets."""
         promise = promise_of(self)
         if not isinstance(self.random_state, int | np.integer | None):
-            raise InputError("random_state", type(self.random_state).__name__, "None or a whole number")
+            raise InputError(
+                "random_state",
+                type(self.random_state).__name__,
+                "None or a whole number",
+            )
         owner = _owners(devices, len(X), self.unit)
         size, count = X.shape[1], int(owner.max()) + 1
-        budget, units = float(promise.budget(1)[0]), len(X) if self.unit == "record" else count
-        key = secret_key() if self.random_state is None else jax.random.key(self.random_state)
+        budget, units = (
+            float(promise.budget(1)[0]),
+            len(X) if self.unit == "record" else count,
+        )
+        key = (
+            secret_key()
+            if self.random_state is None
+            else jax.random.key(self.random_state)
+        )
         ledger = Ledger(promise, count, path=path)
         before = float(ledger.spent.max())
         ranges, rows, groups = self._columns(X, outcomes, bool(classes))
         _warn(self.epsilon, self.delta, units=units, fit_number=self._count_fit())
         release = release_scaling(
-            named(key, "scaling"), rows, owner, promise, link=self.link, ranges=ranges, groups=groups, exact=self._real
+            named(key, "scaling"),
+            rows,
+            owner,
+            promise,
+            link=self.link,
+            ranges=ranges,
+            groups=groups,
+            exact=self._real,
         )
         ledger.charge(release.name, 0, release.loss, release.noise)
         scaling = Scaling(release.scaling.center[:size], release.scaling.scale[:size])
-        center, spread = (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
+        center, spread = (
+            (0.0, 1.0) if classes else (float(part[size]) for part in release.scaling)
+        )
         rounds_before = len(release.loss)
         loss = {"earlier fits": before} if before else {}
         loss["scaling"] = float(release.loss.sum(0).max())
@@ -190,21 +210,57 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             shares = tuple(counts.shares.tolist())
         public_noise = getattr(self, "noise_scale", 0.0)
         # The loss kept for a noise scale that is not public: for counts with a noise of 1 % of all, within limits.
-        held = 0.0 if public_noise is not None else budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
+        held = (
+            0.0
+            if public_noise is not None
+            else budget * float(np.clip(1e4 / (units**2 * budget), 0.01, 0.1))
+        )
         spent = sum(loss.values()) + held
-        facts = Facts(len(X), size, len(classes), count, promise, spent, rounds_before, self.link, shares)
-        Z, y = scaling(X), outcomes if classes else np.clip((outcomes - center) / spread, -LIMIT, LIMIT)
+        facts = Facts(
+            len(X),
+            size,
+            len(classes),
+            count,
+            promise,
+            spent,
+            rounds_before,
+            self.link,
+            shares,
+        )
+        Z, y = (
+            scaling(X),
+            outcomes
+            if classes
+            else np.clip((outcomes - center) / spread, -LIMIT, LIMIT),
+        )
         losses = self._sample(named(key, "chain"), facts, Z, y, owner, classes, ledger)
         loss |= losses
         noise = float(public_noise or 0.0)
         if held:
-            noise, loss["noise scale"] = self._release_noise(named(key, "residuals"), facts, held, Z, y, owner, ledger)
+            noise, loss["noise scale"] = self._release_noise(
+                named(key, "residuals"), facts, held, Z, y, owner, ledger
+            )
             noise *= spread
-        self.model_ = FittedModel(np.asarray(self.trace_.theta[0]), scaling, len(classes), center, spread, noise)
+        self.model_ = FittedModel(
+            np.asarray(self.trace_.theta[0]),
+            scaling,
+            len(classes),
+            center,
+            spread,
+            noise,
+        )
         # Tuning is by Rényi differential privacy, which has no one loss.
-        epsilon = self.epsilon if "tuning" in loss else cast(float, promise.epsilon_spent(ledger.spent))
-        kind = {name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")}
-        self.privacy_ = Spent(epsilon, self.delta, promised=self.epsilon, loss=loss, **kind)
+        epsilon = (
+            self.epsilon
+            if "tuning" in loss
+            else cast(float, promise.epsilon_spent(ledger.spent))
+        )
+        kind = {
+            name: getattr(promise, name) for name in ("unit", "adjacency", "accountant")
+        }
+        self.privacy_ = Spent(
+            epsilon, self.delta, promised=self.epsilon, loss=loss, **kind
+        )
         self.facts_ = facts
 
     @property
@@ -212,12 +268,22 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """Whether noise protects for real: not in a simulation of a seed or of a radio channel."""
         return self.random_state is None and self.link is None
 
-    def _columns(self, X: Array, outcomes: np.ndarray, classify: bool) -> tuple[Array, Array, tuple[int, ...]]:
+    def _columns(
+        self, X: Array, outcomes: np.ndarray, classify: bool
+    ) -> tuple[Array, Array, tuple[int, ...]]:
         """Return public ranges and rows of all columns that are scaled, and where the target's begins."""
         size = X.shape[1]
-        ranges = np.full((size, 2), np.nan) if self.ranges is None else np.asarray(self.ranges, dtype=float)
+        ranges = (
+            np.full((size, 2), np.nan)
+            if self.ranges is None
+            else np.asarray(self.ranges, dtype=float)
+        )
         if ranges.shape != (size, 2):
-            raise InputError("ranges", f"shape {ranges.shape}", f"[{size}, 2]: least and largest of every feature")
+            raise InputError(
+                "ranges",
+                f"shape {ranges.shape}",
+                f"[{size}, 2]: least and largest of every feature",
+            )
         if classify:
             return ranges, X, ()
         target = (np.nan, np.nan) if self.target_range is None else self.target_range
@@ -242,41 +308,84 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         labels = np.asarray(classes)[y] if classes else y
         start = initial_parameters(facts)
 
-        def run(settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None) -> tuple[Plan, Trace, Parts]:
-            posterior = private_posterior(facts, settings, Z, labels, held_by, classes or None)
-            posterior, after, release = whiten(named(key, "whitening"), facts, settings, posterior, self._real)
+        def run(
+            settings: Settings, facts: Facts, key: jax.Array, ledger: Ledger | None
+        ) -> tuple[Plan, Trace, Parts]:
+            posterior = private_posterior(
+                facts, settings, Z, labels, held_by, classes or None
+            )
+            posterior, after, release = whiten(
+                named(key, "whitening"), facts, settings, posterior, self._real
+            )
             if release is not None and ledger is not None:
-                ledger.charge(release.name, facts.rounds_before, release.loss, release.noise)
+                ledger.charge(
+                    release.name, facts.rounds_before, release.loss, release.noise
+                )
             made = make_plan(after, settings, posterior)
             cost = {} if release is None else {"whitening": after.spent - facts.spent}
             cost["sampling"] = float(made.spent.max())
             if self._real:
                 return made, protected_chain(posterior, made, start, ledger), cost
             trace = sample(key, posterior, [made], ledger=ledger, initial=start[None])
-            unknown = np.full_like(trace.clip_rate, np.nan), np.full_like(trace.burn_in_clip_rate, np.nan)
+            unknown = (
+                np.full_like(trace.clip_rate, np.nan),
+                np.full_like(trace.burn_in_clip_rate, np.nan),
+            )
             # Neither the key of the noise nor clip rates, which look at the data, stay with a fitted estimator.
-            return made, replace(trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]), cost
+            return (
+                made,
+                replace(
+                    trace, key=None, clip_rate=unknown[0], burn_in_clip_rate=unknown[1]
+                ),
+                cost,
+            )
 
         if self.settings != "private":
             self.plan_, self.trace_, cost = run(self.settings_, facts, key, ledger)
             return cost
         best = [one.settings for one in self.candidates_[: 2 * int(selection.REPEATS)]]
-        budget, repeat_loss = float(facts.promise.budget(1)[0]), selection.loss_of_repeat(facts.promise, facts.spent)
-        sampled, scored = (1 - selection.SCORED) * repeat_loss, selection.SCORED * repeat_loss
+        budget, repeat_loss = (
+            float(facts.promise.budget(1)[0]),
+            selection.loss_of_repeat(facts.promise, facts.spent),
+        )
+        sampled, scored = (
+            (1 - selection.SCORED) * repeat_loss,
+            selection.SCORED * repeat_loss,
+        )
         alone = facts._replace(spent=budget - sampled)
         # All that is left counts as spent, before the first repeat.
         left = np.full((1, facts.devices), budget - facts.spent)
-        ledger.charge(f"select-{digest(Z, np.asarray(jax.random.key_data(key)))}", 0, left)
+        ledger.charge(
+            f"select-{digest(Z, np.asarray(jax.random.key_data(key)))}", 0, left
+        )
 
-        def repeat(number: int, candidate: int) -> tuple[tuple[Plan, Trace, Parts], float]:
+        def repeat(
+            number: int, candidate: int
+        ) -> tuple[tuple[Plan, Trace, Parts], float]:
             own = jax.random.fold_in(key, number)
             made = run(best[candidate], alone, own, None)
-            air = Air(own, ideal_link(), facts.promise, np.bincount(owner), 1, 1, np.zeros(1), exact=self._real)
-            sums = np.bincount(owner, self._right(made[1], Z, y), facts.devices)[:, None].astype(float)
+            air = Air(
+                own,
+                ideal_link(),
+                facts.promise,
+                np.bincount(owner),
+                1,
+                1,
+                np.zeros(1),
+                exact=self._real,
+            )
+            sums = np.bincount(owner, self._right(made[1], Z, y), facts.devices)[
+                :, None
+            ].astype(float)
             return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
 
-        self.selected_ = selection.select(host_generator(key, "repeats"), len(best), repeat)
-        (self.plan_, self.trace_, cost), self.settings_ = self.selected_.run, best[self.selected_.candidate]
+        self.selected_ = selection.select(
+            host_generator(key, "repeats"), len(best), repeat
+        )
+        (self.plan_, self.trace_, cost), self.settings_ = (
+            self.selected_.run,
+            best[self.selected_.candidate],
+        )
         self.selected_ = self.selected_._replace(run=None)
         return {"tuning": budget - facts.spent - sum(cost.values()), **cost}
 
@@ -285,51 +394,105 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """Return how right a chain is about every row, from 0 to 1, [N]."""
 
     def _release_noise(
-        self, key: jax.Array, facts: Facts, loss: float, Z: Array, y: Array, owner: Owners, ledger: Ledger
+        self,
+        key: jax.Array,
+        facts: Facts,
+        loss: float,
+        Z: Array,
+        y: Array,
+        owner: Owners,
+        ledger: Ledger,
     ) -> tuple[float, float]:
         """Release how many residuals have which size; return the noise scale by it, in spreads, and what it cost."""
         start = self.plan_.start + len(self.plan_.rounds)
-        air = Air(key, facts.channel, facts.promise, np.bincount(owner), SIZES.size + 1, 1, SIZES, start, self._real)
+        air = Air(
+            key,
+            facts.channel,
+            facts.promise,
+            np.bincount(owner),
+            SIZES.size + 1,
+            1,
+            SIZES,
+            start,
+            self._real,
+        )
         size = np.searchsorted(SIZES, np.abs(_residuals(self.trace_, Z, y)))
         share = loss / float(facts.promise.budget(1)[0])
         received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
         losses = air.losses[0]
-        ledger.charge(f"residuals-{digest(size, air.noise.encode())}", start, losses, f"residuals-{air.noise}")
+        ledger.charge(
+            f"residuals-{digest(size, air.noise.encode())}",
+            start,
+            losses,
+            f"residuals-{air.noise}",
+        )
         # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
         spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]
         law = np.diff(2 * ndtr(SIZES / spreads) - 1, axis=1, prepend=0.0, append=1.0)
         weight = np.minimum(np.append(SIZES, SIZES[-1]) / spreads, LARGE)
-        variance = float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0]) ** 2
+        variance = (
+            float(spreads[((weight * (law - received[0])) ** 2).sum(1).argmin(), 0])
+            ** 2
+        )
         # What draws disagree in comes on top for a prediction. Residuals about their mean have part of it already, half
         # by coverage on tables of a few hundred rows. The mean square of a scaled feature is about 1.
         disagree = float(self.trace_.theta[0].astype(float).var(0).sum())
-        return float(max(variance - disagree / 2, 0.1 * variance) ** 0.5), float(losses.max())
+        return float(max(variance - disagree / 2, 0.1 * variance) ** 0.5), float(
+            losses.max()
+        )
 
     def _given(self, X: ArrayLike) -> Array:
         """Return rows of features as in the fit, checked."""
         check_is_fitted(self, "model_")
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
-    def report_html_(self, X: ArrayLike = (), y: ArrayLike = (), devices: ArrayLike | None = None) -> str:
+    def report_html_(
+        self, X: ArrayLike = (), y: ArrayLike = (), devices: ArrayLike | None = None
+    ) -> str:
         """Return the page of this fit, one HTML file; with scores on rows X, y that were held out, if any are given."""
         from wflmc.apps.report.fit_page import render_fit
         from wflmc.apps.tables.folder import Held, describe
 
-        rows = self._given(X) if len(np.asarray(X)) else np.zeros((0, self.n_features_in_))
-        names, owner = np.unique(np.zeros(len(rows)) if devices is None else np.asarray(devices), return_inverse=True)
+        rows = (
+            self._given(X) if len(np.asarray(X)) else np.zeros((0, self.n_features_in_))
+        )
+        names, owner = np.unique(
+            np.zeros(len(rows)) if devices is None else np.asarray(devices),
+            return_inverse=True,
+        )
         held_out = Held(rows, np.asarray(y), owner.reshape(-1), names.tolist())
         return render_fit(describe(self, held_out), type(self).__name__)
 
     @property
     def not_covered_(self) -> tuple[NotCovered, ...]:
         """What ε does not cover of this estimator."""
-        found = [NotCovered("refusals", "A fit that is refused over its data tells that it was.", published=False)]
+        found = [
+            NotCovered(
+                "refusals",
+                "A fit that is refused over its data tells that it was.",
+                published=False,
+            )
+        ]
         if self.random_state is not None:
-            found.append(NotCovered("random_state", "A seed can be guessed, and the noise with it: a simulation."))
+            found.append(
+                NotCovered(
+                    "random_state",
+                    "A seed can be guessed, and the noise with it: a simulation.",
+                )
+            )
         if self.link is not None:
-            found.append(NotCovered("link", "The noise of a simulated channel is float32: low-order bits may tell."))
+            found.append(
+                NotCovered(
+                    "link",
+                    "The noise of a simulated channel is float32: low-order bits may tell.",
+                )
+            )
         if getattr(self, "classes", ()) is None:
-            found.append(NotCovered("classes", "The set of labels is read off the data; give classes."))
+            found.append(
+                NotCovered(
+                    "classes", "The set of labels is read off the data; give classes."
+                )
+            )
         return tuple(found)
 
 
@@ -397,7 +560,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         return self.classes_[best]
 
     def _right(self, trace: Trace, Z: Array, y: np.ndarray) -> Array:
-        p = mean_probabilities(np.asarray(trace.theta[0]), with_intercept(Z), len(self.classes_))
+        p = mean_probabilities(
+            np.asarray(trace.theta[0]), with_intercept(Z), len(self.classes_)
+        )
         return (p.argmax(1) == y).astype(float)
 
 
@@ -433,7 +598,9 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     def predict(self, X: ArrayLike, return_std: Literal[False] = False) -> Array: ...
 
     @overload
-    def predict(self, X: ArrayLike, return_std: Literal[True]) -> tuple[Array, Array]: ...
+    def predict(
+        self, X: ArrayLike, return_std: Literal[True]
+    ) -> tuple[Array, Array]: ...
 
     def predict(
         self,
@@ -463,19 +630,29 @@ def _owners(devices: ArrayLike | None, rows: int, unit: str) -> Owners:
     """Return the number of each row's device, [N]."""
     if devices is None:
         if unit == "device":
-            raise InputError("devices", None, "given with unit = 'device': which device holds each row")
+            raise InputError(
+                "devices",
+                None,
+                "given with unit = 'device': which device holds each row",
+            )
         return np.zeros(rows, dtype=np.intp)
     given = np.asarray(devices)
     if given.shape != (rows,):
-        raise InputError("devices", f"shape {given.shape}", f"one for each of {rows} rows")
-    return np.asarray(np.unique(given, return_inverse=True)[1], dtype=np.intp).reshape(-1)
+        raise InputError(
+            "devices", f"shape {given.shape}", f"one for each of {rows} rows"
+        )
+    return np.asarray(np.unique(given, return_inverse=True)[1], dtype=np.intp).reshape(
+        -1
+    )
 
 
 def _warn(epsilon: float, delta: float, *, units: int, fit_number: int) -> None:
     """Warn of a δ at which anybody may be shown in full, and of every further fit."""
     if delta > 1 / units:
         why = f"a method that shows one of {units} in full would keep the promise"
-        warnings.warn(f"delta = {delta:g} is above 1/{units}: {why}", PrivacyWarning, stacklevel=4)
+        warnings.warn(
+            f"delta = {delta:g} is above 1/{units}: {why}", PrivacyWarning, stacklevel=4
+        )
     if fit_number > 1:
         text = (
             f"fit number {fit_number} of this estimator and its clones spends up to "

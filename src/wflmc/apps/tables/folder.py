@@ -17,7 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.apps.tables.cells import parse_number
-from wflmc.apps.tables.estimators import PrivacyWarning, PrivateClassifier, PrivateRegressor
+from wflmc.apps.tables.estimators import (
+    PrivacyWarning,
+    PrivateClassifier,
+    PrivateRegressor,
+)
 from wflmc.apps.tables.model import FittedModel
 from wflmc.apps.tables.scaling import share_for
 from wflmc.apps.tables.schema import Schema, read_schema
@@ -94,31 +98,64 @@ def _read(request: FitRequest) -> tuple[Schema, NDArray[np.float64], Held, Held]
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a share from 0 to below 1")
     frame = as_frame(request.table)
-    keys = {name: getattr(request, name) for name in ("task", "device", "id", "missing", "declared")}
+    keys = {
+        name: getattr(request, name)
+        for name in ("task", "device", "id", "missing", "declared")
+    }
     schema = make_schema(frame, target=request.target, **keys)
     X, ranges, _ = encode(frame, schema)
     y = outcomes(frame, schema)
     generator = np.random.default_rng(0)
     owner = owners(frame, schema, request.devices, generator)
-    names = list(range(owner.max() + 1)) if schema.device is None else device_names(frame, schema)
-    test = np.isin(np.arange(len(X)), generator.permutation(len(X))[: int(request.test * len(X))])
-    _, owner[~test] = np.unique(owner[~test], return_inverse=True)  # a device whose rows are all held out has none
+    names = (
+        list(range(owner.max() + 1))
+        if schema.device is None
+        else device_names(frame, schema)
+    )
+    test = np.isin(
+        np.arange(len(X)), generator.permutation(len(X))[: int(request.test * len(X))]
+    )
+    _, owner[~test] = np.unique(
+        owner[~test], return_inverse=True
+    )  # a device whose rows are all held out has none
     if len(X) - test.sum() < 2:
-        raise InputError("TABLE", f"{len(X)} rows", "a table with at least two rows to fit")
-    fitted, held_out = (Held(X[part], y[part], owner[part], names) for part in (~test, test))
+        raise InputError(
+            "TABLE", f"{len(X)} rows", "a table with at least two rows to fit"
+        )
+    fitted, held_out = (
+        Held(X[part], y[part], owner[part], names) for part in (~test, test)
+    )
     return schema, ranges, fitted, held_out
 
 
 def facts_of(request: FitRequest) -> Facts:
     """Return what is public of a table, for `wflmc tune`."""
     schema, ranges, fitted, _ = _read(request)
-    promise, (rows, features), devices = promise_of(request), fitted.X.shape, int(fitted.owner.max()) + 1
-    budget, units = float(promise.budget(1)[0]), rows if request.unit == "record" else devices
+    promise, (rows, features), devices = (
+        promise_of(request),
+        fitted.X.shape,
+        int(fitted.owner.max()) + 1,
+    )
+    budget, units = (
+        float(promise.budget(1)[0]),
+        rows if request.unit == "record" else devices,
+    )
     spent = budget * share_for(units, features, budget, bool(np.isnan(ranges).any()))
-    return Facts(rows, features, len(schema.classes or []), devices, promise, spent, 3, request.link)
+    return Facts(
+        rows,
+        features,
+        len(schema.classes or []),
+        devices,
+        promise,
+        spent,
+        3,
+        request.link,
+    )
 
 
-def fit_table(request: FitRequest, out: Path, progress: Callable[[int, int], None] | None = None) -> FitFile:
+def fit_table(
+    request: FitRequest, out: Path, progress: Callable[[int, int], None] | None = None
+) -> FitFile:
     """Fit a table, a file of `wflmc fit` or a frame of pandas or polars, and write the folder of it.
 
     Raises:
@@ -126,11 +163,24 @@ def fit_table(request: FitRequest, out: Path, progress: Callable[[int, int], Non
     """
     began = time.perf_counter()
     if (out / FIT).exists() or (out / LEDGER).exists():
-        raise InputError("--out", str(out), "a new folder: fits of the same data add up, and this one holds another")
+        raise InputError(
+            "--out",
+            str(out),
+            "a new folder: fits of the same data add up, and this one holds another",
+        )
     schema, ranges, fitted, held_out = _read(request)
-    terms: Any = {name: getattr(request, name) for name in ("epsilon", "delta", "unit", "adjacency", "link")}
-    terms |= {"ranges": ranges, "settings": "private" if request.private else None, "random_state": request.seed}
-    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(target_range=schema.target_range, **terms)
+    terms: Any = {
+        name: getattr(request, name)
+        for name in ("epsilon", "delta", "unit", "adjacency", "link")
+    }
+    terms |= {
+        "ranges": ranges,
+        "settings": "private" if request.private else None,
+        "random_state": request.seed,
+    }
+    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(
+        target_range=schema.target_range, **terms
+    )
     if schema.task == "classification":
         model = PrivateClassifier(classes=schema.classes, **terms)
     model.progress = progress
@@ -138,28 +188,60 @@ def fit_table(request: FitRequest, out: Path, progress: Callable[[int, int], Non
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
-    uncovered = [NotCovered(name, f"Read off the data: {name}.") for name in schema.taken]
+    uncovered = [
+        NotCovered(name, f"Read off the data: {name}.") for name in schema.taken
+    ]
     if schema.device is not None:
-        uncovered.append(NotCovered("devices", "Which device holds a row, and how many rows each has, is public."))
+        uncovered.append(
+            NotCovered(
+                "devices",
+                "Which device holds a row, and how many rows each has, is public.",
+            )
+        )
     if request.private:
-        uncovered.append(NotCovered("seconds", "How long private selection took tells how often it ran."))
-    said = [str(item.message) for item in caught if issubclass(item.category, PrivacyWarning)]  # others look at data
+        uncovered.append(
+            NotCovered(
+                "seconds", "How long private selection took tells how often it ran."
+            )
+        )
+    said = [
+        str(item.message)
+        for item in caught
+        if issubclass(item.category, PrivacyWarning)
+    ]  # others look at data
     document = describe(model, held_out, request.target)
-    also = {"not_covered": [*uncovered, *document.not_covered], "warnings": [*said, *useless(document)]}
-    document = document.model_copy(update={**also, "seconds": time.perf_counter() - began})
+    also = {
+        "not_covered": [*uncovered, *document.not_covered],
+        "warnings": [*said, *useless(document)],
+    }
+    document = document.model_copy(
+        update={**also, "seconds": time.perf_counter() - began}
+    )
     model.model_.save(out / MODEL)
     write_text(out / SCHEMA, schema.model_dump_json(indent=1))
     write_text(out / FIT, to_json(document.model_dump()))
     return document
 
 
-def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, target: str = "y") -> FitFile:
+def describe(
+    estimator: PrivateClassifier | PrivateRegressor, held_out: Held, target: str = "y"
+) -> FitFile:
     """Return what a fitted estimator chose, spent and reaches on rows that were held out, and what more is worth."""
     facts, spent = estimator.facts_, estimator.privacy_
-    classes = estimator.classes_.tolist() if isinstance(estimator, PrivateClassifier) else None
+    classes = (
+        estimator.classes_.tolist()
+        if isinstance(estimator, PrivateClassifier)
+        else None
+    )
     names = None if classes is None else tuple(classes)
     scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, names)
-    looked = [NotCovered("scores", "Scores look at held-out rows, which nothing hides.", published=False)]
+    looked = [
+        NotCovered(
+            "scores",
+            "Scores look at held-out rows, which nothing hides.",
+            published=False,
+        )
+    ]
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
@@ -169,10 +251,14 @@ def describe(estimator: PrivateClassifier | PrivateRegressor, held_out: Held, ta
         **scores,
         epsilon_spent=spent.epsilon,
         epsilon_by_part=spent.by_part,
-        privacy=FitPrivacy(**asdict(spent), left=max(0.0, spent.promised - spent.epsilon)),
+        privacy=FitPrivacy(
+            **asdict(spent), left=max(0.0, spent.promised - spent.epsilon)
+        ),
         settings=asdict(estimator.settings_),
         candidates=[one.plain for one in estimator.candidates_[:SHOWN]],
-        worth={name: one.plain for name, one in worth(facts, estimator.settings_).items()},
+        worth={
+            name: one.plain for name, one in worth(facts, estimator.settings_).items()
+        },
         not_covered=[*(looked if scores else []), *estimator.not_covered_],
         warnings=[],
         seconds=0.0,
@@ -189,13 +275,20 @@ def useless(fit: FitFile) -> list[str]:
         for scores in fit.biased_classes
     ]
     if fit.nll is not None and fit.nll >= np.log(len(fit.classes or [0, 1])):
-        return [f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}.", *off]
+        return [
+            f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}.",
+            *off,
+        ]
     if fit.r2 is not None and fit.r2 <= 0:
-        return [f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."]
+        return [
+            f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."
+        ]
     return off
 
 
-def _scores(model: FittedModel, held_out: Held, classes: Names | None) -> dict[str, Any]:
+def _scores(
+    model: FittedModel, held_out: Held, classes: Names | None
+) -> dict[str, Any]:
     """Return scores on rows that were held out, of classes or of numbers."""
     X, y = held_out.X, held_out.y
     if classes is None:
@@ -205,24 +298,40 @@ def _scores(model: FittedModel, held_out: Held, classes: Names | None) -> dict[s
             "rmse": float(np.sqrt(np.mean(off**2))),
             "r2": float(1 - np.mean(off**2) / max(np.var(y), 1e-300)),
             "coverage_90": float(inside.mean()),
-            "by_device": [*_by_device(held_out, {"rmse": off**2, "coverage_90": inside.astype(float)})],
+            "by_device": [
+                *_by_device(
+                    held_out, {"rmse": off**2, "coverage_90": inside.astype(float)}
+                )
+            ],
         }
     p = np.maximum(model.probabilities(X), 1e-12)
     p /= p.sum(1, keepdims=True)
     labels: Sequence[int | str] = classes
     truth = as_classes(y, classes)
     found = calibration(p, truth)
-    drawn = (np.random.default_rng(0).random((RESAMPLED, len(p), 1)) > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
+    drawn = (
+        np.random.default_rng(0).random((RESAMPLED, len(p), 1))
+        > np.cumsum(p, axis=1)[None, :, :-1]
+    ).sum(-1)
     return {
         **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
-        "ece_floor": float(np.mean([calibration(p, resampled).ece for resampled in drawn])),
+        "ece_floor": float(
+            np.mean([calibration(p, resampled).ece for resampled in drawn])
+        ),
         "reliability": plain(reliability(found)),
-        "by_class": [_class_scores(label, p[:, place], truth == place) for place, label in enumerate(labels)],
-        "by_device": [*_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})],
+        "by_class": [
+            _class_scores(label, p[:, place], truth == place)
+            for place, label in enumerate(labels)
+        ],
+        "by_device": [
+            *_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})
+        ],
     }
 
 
-def _class_scores(label: int | str, probability: NDArray[np.float64], has_label: NDArray[np.bool_]) -> ClassScores:
+def _class_scores(
+    label: int | str, probability: NDArray[np.float64], has_label: NDArray[np.bool_]
+) -> ClassScores:
     """Return how well the probability of one class fits.
 
     Args:
@@ -243,12 +352,18 @@ def _class_scores(label: int | str, probability: NDArray[np.float64], has_label:
     )
 
 
-def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, float | str]]:
+def _by_device(
+    held_out: Held, values: dict[str, NDArray[np.float64]]
+) -> Iterator[dict[str, float | str]]:
     """Yield the mean of values by device, those with most rows first."""
     owner = held_out.owner
     held = np.bincount(owner, minlength=len(held_out.names))
-    for device in np.argsort(-held, kind="stable")[: min(4 * SHOWN, np.count_nonzero(held))]:
-        means = {name: float(each[owner == device].mean()) for name, each in values.items()}
+    for device in np.argsort(-held, kind="stable")[
+        : min(4 * SHOWN, np.count_nonzero(held))
+    ]:
+        means = {
+            name: float(each[owner == device].mean()) for name, each in values.items()
+        }
         means |= {"rmse": means["rmse"] ** 0.5} if "rmse" in means else {}
         yield {"device": held_out.names[device], "rows": int(held[device]), **means}
 
@@ -256,13 +371,17 @@ def _by_device(held_out: Held, values: dict[str, NDArray[np.float64]]) -> Iterat
 def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, FittedModel]:
     """Return what the folder of a fit holds."""
     if not (folder / FIT).is_file():
-        raise InputError(option, str(folder), "a folder that `wflmc fit --out` has written")
+        raise InputError(
+            option, str(folder), "a folder that `wflmc fit --out` has written"
+        )
     document = read_document(folder / FIT, FitFile, option)
     schema = read_schema(folder / SCHEMA, option)
     model = FittedModel.load(folder / MODEL)
     features = sum(len(column.features) for column in schema.columns)
     if model.features != features or model.classes != len(schema.classes or []):
-        raise InputError(option, str(folder), "a folder whose model and schema are those of one fit")
+        raise InputError(
+            option, str(folder), "a folder whose model and schema are those of one fit"
+        )
     return document, schema, model
 
 
@@ -283,13 +402,18 @@ def safe_for_spreadsheets(text: str) -> str:
 def _write_predictions(predictions: DataFrame, out: Path) -> None:
     """Write a frame of predictions as .csv that spreadsheets may open."""
     texts = predictions.select_dtypes(exclude="number").columns
-    safe = {name: [safe_for_spreadsheets(str(cell)) for cell in predictions[name]] for name in texts}
+    safe = {
+        name: [safe_for_spreadsheets(str(cell)) for cell in predictions[name]]
+        for name in texts
+    }
     table = predictions.assign(**safe).rename(columns=safe_for_spreadsheets)
     with replacing(out) as file:
         table.to_csv(file, index=False)
 
 
-def predict_table(folder: Path, table: object, out: Path | None = None) -> tuple[DataFrame, list[str]]:
+def predict_table(
+    folder: Path, table: object, out: Path | None = None
+) -> tuple[DataFrame, list[str]]:
     """Predict the rows of a table by the model of a fit.
 
     The model itself may be shown, but a prediction also tells about the row that it was made for: nothing hides new
@@ -317,7 +441,10 @@ def predict_table(folder: Path, table: object, out: Path | None = None) -> tuple
         columns = {schema.id: frame[schema.id].to_numpy()}
     if schema.task == "classification":
         p, classes = model.probabilities(X), np.asarray(schema.classes)
-        columns |= {"prediction": classes[p.argmax(1)], **{f"p_{label}": p[:, at] for at, label in enumerate(classes)}}
+        columns |= {
+            "prediction": classes[p.argmax(1)],
+            **{f"p_{label}": p[:, at] for at, label in enumerate(classes)},
+        }
     else:
         low, high = model.interval(X)
         columns |= {"mean": model.mean_and_spread(X)[0], "lower": low, "upper": high}
@@ -326,5 +453,6 @@ def predict_table(folder: Path, table: object, out: Path | None = None) -> tuple
         _write_predictions(predictions, out)
     unknown = unknown_categories(frame, schema)
     return predictions, [
-        f"Some rows of column {name!r} have a category that the model does not know." for name in unknown
+        f"Some rows of column {name!r} have a category that the model does not know."
+        for name in unknown
     ]

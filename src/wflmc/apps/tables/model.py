@@ -53,9 +53,19 @@ class FittedModel:
 
     def save(self, path: Path) -> None:
         """Write it as .npz."""
-        numbers = {name: getattr(self, name) for name in ("theta", "classes", "center", "spread", "noise_scale")}
+        numbers = {
+            name: getattr(self, name)
+            for name in ("theta", "classes", "center", "spread", "noise_scale")
+        }
         with replacing(path) as file:
-            np.savez(file, **numbers, **{f"scaling_{name}": part for name, part in self.scaling._asdict().items()})
+            np.savez(
+                file,
+                **numbers,
+                **{
+                    f"scaling_{name}": part
+                    for name, part in self.scaling._asdict().items()
+                },
+            )
 
     @classmethod
     def load(cls, path: Path) -> "FittedModel":
@@ -67,7 +77,9 @@ class FittedModel:
         allowed = "a model as `wflmc fit` wrote it"
         arrays = read_arrays(path, key="DIR", allowed=allowed)
         try:
-            scaling = Scaling(*(arrays[f"scaling_{name}"].astype(float) for name in Scaling._fields))
+            scaling = Scaling(
+                *(arrays[f"scaling_{name}"].astype(float) for name in Scaling._fields)
+            )
             model = cls(
                 theta=arrays["theta"],
                 scaling=scaling,
@@ -84,7 +96,10 @@ class FittedModel:
             and model.theta.dtype.kind == "f"
             and len(model.theta) > 0
             and model.theta.shape[1] == parameters
-            and all(part.shape == (model.features,) and np.isfinite(part).all() for part in scaling)
+            and all(
+                part.shape == (model.features,) and np.isfinite(part).all()
+                for part in scaling
+            )
             and bool(np.isfinite(model.theta).all())
             and bool(np.isfinite([model.center, model.spread, model.noise_scale]).all())
         )

@@ -105,15 +105,29 @@ def release_scaling(
     check_key(key)
     count, columns = rows.shape
     devices = int(owner.max()) + 1
-    known = np.full((columns, 2), np.nan) if ranges is None else np.asarray(ranges, dtype=float)
+    known = (
+        np.full((columns, 2), np.nan)
+        if ranges is None
+        else np.asarray(ranges, dtype=float)
+    )
     wrong = np.flatnonzero(~(known[:, 0] < known[:, 1]) & ~np.isnan(known).all(1))
     if known.shape != (columns, 2) or wrong.size:
-        given = f"shape {known.shape}" if known.shape != (columns, 2) else f"{known[wrong[0]].tolist()}"
-        raise InputError("ranges", given, f"two numbers for each of {columns} columns, the smaller one first")
+        given = (
+            f"shape {known.shape}"
+            if known.shape != (columns, 2)
+            else f"{known[wrong[0]].tolist()}"
+        )
+        raise InputError(
+            "ranges",
+            given,
+            f"two numbers for each of {columns} columns, the smaller one first",
+        )
     unknown = np.isnan(known[:, 0])
     units = count if privacy.unit == "record" else devices
     if share is None:
-        share = share_for(units, columns, float(privacy.budget(devices).min()), bool(unknown.any()))
+        share = share_for(
+            units, columns, float(privacy.budget(devices).min()), bool(unknown.any())
+        )
     sizes = np.bincount(owner, minlength=devices)
     settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
     uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
@@ -122,7 +136,9 @@ def release_scaling(
     group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
     if unknown.any():
         known = known.copy()
-        known[unknown] = _find_ranges(air, rows[:, unknown], owner, group[unknown], COUNTED * share)
+        known[unknown] = _find_ranges(
+            air, rows[:, unknown], owner, group[unknown], COUNTED * share
+        )
     middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
     within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
     left = share * (AVERAGED if unknown.any() else 1.0)
@@ -153,7 +169,9 @@ def class_counts_part(units: int, classes: int, budget: float) -> float:
         classes: C.
         budget: the loss that is allowed in all.
     """
-    part = float(np.clip(1 / (SHARE_NOISE**2 * units**2 * budget), *CLASS_COUNTS_BUDGET))
+    part = float(
+        np.clip(1 / (SHARE_NOISE**2 * units**2 * budget), *CLASS_COUNTS_BUDGET)
+    )
     noise = 1 / (units * (part * budget) ** 0.5)
     return part if noise * classes <= LARGEST_SHARE_NOISE else 0.0
 
@@ -205,7 +223,9 @@ def release_class_shares(
     channel = ideal_link() if link is None else link
     air = Air(key, channel, privacy, sizes, classes, 1, settings, start, exact)
     received, noise = count_kinds(air, labels[:, None], classes, owner, part)
-    deviation = received[0] - received[0].mean()  # shares have a sum of 1: what noise says against it is dropped
+    deviation = (
+        received[0] - received[0].mean()
+    )  # shares have a sum of 1: what noise says against it is dropped
     hidden = (classes - 1) * noise**2 / max(float(deviation @ deviation), 1e-300)
     shares = 1 / classes + max(0.0, 1 - hidden) * deviation
     shares = np.maximum(shares, max(noise, 1 / len(labels)) / 2)
@@ -215,7 +235,9 @@ def release_class_shares(
     return ClassShares(shares, loss, f"classes-{name}", f"classes-{air.noise}")
 
 
-def _find_ranges(air: Air, rows: Array, owner: Indices, group: Indices, share: float) -> Array:
+def _find_ranges(
+    air: Air, rows: Array, owner: Indices, group: Indices, share: float
+) -> Array:
     """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
     with np.errstate(divide="ignore"):
         order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
@@ -224,26 +246,37 @@ def _find_ranges(air: Air, rows: Array, owner: Indices, group: Indices, share: f
     zeros = counts[:, 0]
     window, evidence = _likeliest_window(counts[:, 1:], noise, 0.0)
     magnitude = (EXPONENTS[window[:, 1] - 1] + 1).astype(np.float64)
-    alike = [_pool(magnitude, np.flatnonzero(group == one), evidence > TRUST) for one in np.unique(group)]
+    alike = [
+        _pool(magnitude, np.flatnonzero(group == one), evidence > TRUST)
+        for one in np.unique(group)
+    ]
     size = 2.0**magnitude
     part = np.clip(np.floor((rows / size + 1) / 2 * PARTS), 0, PARTS - 1)
-    counts, noise = count_kinds(air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share)
+    counts, noise = count_kinds(
+        air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share
+    )
     # Where counts say little, a wide range is the safer one. Columns that are alike are counted together.
     window, _ = _likeliest_window(counts[:, 1:], noise, 2.0)
     for columns in alike:
         if columns.size:
             together = counts[columns, 1:].mean(0, keepdims=True)
-            window[columns], _ = _likeliest_window(together, noise / columns.size**0.5, 0.0)
+            window[columns], _ = _likeliest_window(
+                together, noise / columns.size**0.5, 0.0
+            )
     found = (2 * window / PARTS - 1) * size[:, None]
     often = zeros + counts[:, 0] > 2 * OFTEN_ZERO
-    found[often] = np.stack([np.minimum(found[often, 0], 0), np.maximum(found[often, 1], 0)], axis=1)
+    found[often] = np.stack(
+        [np.minimum(found[often, 0], 0), np.maximum(found[often, 1], 0)], axis=1
+    )
     return found
 
 
 def _pool(magnitude: Array, columns: Indices, sure: NDArray[np.bool_]) -> Indices:
     """Give columns of one group whose magnitude is not known that of the others; return columns that are all alike."""
     known = columns[sure[columns]]
-    low, usual, high = np.percentile(magnitude[known if known.size else columns], [25, 50, 75])
+    low, usual, high = np.percentile(
+        magnitude[known if known.size else columns], [25, 50, 75]
+    )
     if known.size > 1 and high - low <= ALIKE:  # columns of one kind, such as pixels
         magnitude[columns] = np.ceil(high)
         return columns
@@ -251,18 +284,24 @@ def _pool(magnitude: Array, columns: Indices, sure: NDArray[np.bool_]) -> Indice
     return columns[:0]
 
 
-def count_kinds(air: Air, kind: Indices, kinds: int, owner: Indices, share: float) -> tuple[Array, float]:
+def count_kinds(
+    air: Air, kind: Indices, kinds: int, owner: Indices, share: float
+) -> tuple[Array, float]:
     """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
     columns = kind.shape[1]
     place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
-    sums = np.bincount(place.ravel(), minlength=air.sizes.size * columns * kinds).reshape(air.sizes.size, -1)
+    sums = np.bincount(
+        place.ravel(), minlength=air.sizes.size * columns * kinds
+    ).reshape(air.sizes.size, -1)
     # A row counts once in every column: replaced, it leaves one count and enters another.
     moved = (columns if air.privacy.adjacency == "add-remove" else 2 * columns) ** 0.5
     received, noise = air.receive(1, sums.astype(float), columns**0.5, moved, share)
     return received.reshape(columns, kinds), noise
 
 
-def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[Indices, Array]:
+def _likeliest_window(
+    counts: Array, noise: float, wide: float
+) -> tuple[Indices, Array]:
     """Return the window of kinds that a column's values most likely spread over evenly, [d, 2], and the evidence.
 
     Args:
@@ -271,7 +310,9 @@ def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[Indices
     """
     kinds = counts.shape[1]
     first, last = np.triu_indices(kinds)
-    total = np.concatenate([np.zeros((len(counts), 1)), np.cumsum(counts, axis=1)], axis=1)
+    total = np.concatenate(
+        [np.zeros((len(counts), 1)), np.cumsum(counts, axis=1)], axis=1
+    )
     held, width = total[:, last + 1] - total[:, first], last + 1 - first
     mass = np.clip(held, LEAST, 1.0)
     likelihood = mass * (held - mass / 2) / (width * noise**2) + wide * np.log(width)
@@ -279,21 +320,33 @@ def _likeliest_window(counts: Array, noise: float, wide: float) -> tuple[Indices
     return np.stack([first[best], last[best] + 1], axis=1), likelihood.max(1)
 
 
-def _find_means(air: Air, rows: Array, owner: Indices, edges: Indices, share: float) -> tuple[Array, Array]:
+def _find_means(
+    air: Air, rows: Array, owner: Indices, edges: Indices, share: float
+) -> tuple[Array, Array]:
     """Return the mean of every column of rows[N, d], and the root mean square about it of every group, [d] each."""
     columns = rows.shape[1]
     weight = columns**0.5 / 2
     square = np.stack([(rows[:, a:b] ** 2).mean(1) for a, b in pairwise(edges)], axis=1)
     vector = np.concatenate([rows, weight * np.minimum(square, 1.0)], axis=1)
     reach = REACH * columns**0.5
-    vector *= np.minimum(1.0, reach / np.maximum(np.linalg.norm(vector, axis=1), 1e-300))[:, None]
+    vector *= np.minimum(
+        1.0, reach / np.maximum(np.linalg.norm(vector, axis=1), 1e-300)
+    )[:, None]
     order = np.argsort(owner, kind="stable")
-    sums = np.add.reduceat(vector[order], np.concatenate([[0], np.cumsum(air.sizes)[:-1]]), axis=0)
+    sums = np.add.reduceat(
+        vector[order], np.concatenate([[0], np.cumsum(air.sizes)[:-1]]), axis=0
+    )
     moved = reach if air.privacy.adjacency == "add-remove" else 2 * reach
     received, noise = air.receive(1, sums, reach, moved, share)
     mean = received[:columns]
-    mean *= max(0.0, 1 - columns * noise**2 / max(float(mean @ mean), 1e-300))  # not further off than zero is (Stein)
+    mean *= max(
+        0.0, 1 - columns * noise**2 / max(float(mean @ mean), 1e-300)
+    )  # not further off than zero is (Stein)
     size = np.empty(columns)
     for number, (a, b) in enumerate(pairwise(edges)):
-        size[a:b] = np.sqrt(np.clip(received[columns + number] / weight - np.mean(mean[a:b] ** 2), 0.04, 1.0))
+        size[a:b] = np.sqrt(
+            np.clip(
+                received[columns + number] / weight - np.mean(mean[a:b] ** 2), 0.04, 1.0
+            )
+        )
     return mean, size

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeGuard, TypeVar
 
-from pydantic import AfterValidator, BaseModel, FiniteFloat, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    FiniteFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from wflmc.apps.tables.cells import Kind, name_of
 from wflmc.support.errors import InputError
@@ -47,7 +54,9 @@ class Column(BaseModel, extra="forbid", frozen=True):
         if value is None:
             return None
         items = value if isinstance(value, list | tuple) else None
-        names = [name_of(item) for item in items or () if isinstance(item, str | int | float)]
+        names = [
+            name_of(item) for item in items or () if isinstance(item, str | int | float)
+        ]
         if items is None or len(names) < len(items) or len(set(names)) < len(names):
             raise ValueError("a list of texts or numbers, each given once")
         return names
@@ -56,9 +65,13 @@ class Column(BaseModel, extra="forbid", frozen=True):
     def _check_kind(self) -> Self:
         is_numeric = self.kind == "numeric"
         if is_numeric and self.categories is not None:
-            raise ValueError("either numeric, with a range or an indicator, or categorical, with categories")
+            raise ValueError(
+                "either numeric, with a range or an indicator, or categorical, with categories"
+            )
         if not is_numeric and (self.range or self.indicator):
-            raise ValueError("either numeric, with a range or an indicator, or categorical, with categories")
+            raise ValueError(
+                "either numeric, with a range or an indicator, or categorical, with categories"
+            )
         return self
 
     @property
@@ -103,13 +116,19 @@ class Schema(BaseModel, extra="forbid", frozen=True):
             return None
         labels = class_labels(value) if isinstance(value, list | tuple) else []
         if len(labels) < 2 or len(set(labels)) < len(labels):
-            raise ValueError("a list of at least two whole numbers or at least two texts, each given once")
+            raise ValueError(
+                "a list of at least two whole numbers or at least two texts, each given once"
+            )
         return labels
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
-        if (self.classes and self.task == "regression") or (self.target_range and self.task == "classification"):
-            raise ValueError("a classification where it has classes, and a regression where it has target_range")
+        if (self.classes and self.task == "regression") or (
+            self.target_range and self.task == "classification"
+        ):
+            raise ValueError(
+                "a classification where it has classes, and a regression where it has target_range"
+            )
         return self
 
 
@@ -132,7 +151,9 @@ def _is_label(value: object) -> TypeGuard[int | float]:
 Document = TypeVar("Document", bound=BaseModel)
 
 
-def validated(model: type[Document], content: Mapping[str, object], place: str = "") -> Document:
+def validated(
+    model: type[Document], content: Mapping[str, object], place: str = ""
+) -> Document:
     """Return the document that declared content makes.
 
     Args:
@@ -148,12 +169,16 @@ def validated(model: type[Document], content: Mapping[str, object], place: str =
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else ""
-        allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        allowed = (
+            first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        )
         if first["type"] == "extra_forbidden":
             allowed = nearest_name(name, model.model_fields, "key")
         elif name.endswith("range"):
             allowed = "two finite numbers, the lower first"
-        raise InputError(f"{place}.{name}".strip(".") or "schema", first["input"], allowed) from None
+        raise InputError(
+            f"{place}.{name}".strip(".") or "schema", first["input"], allowed
+        ) from None
 
 
 def nearest_name(name: str, known: Iterable[str], what: str) -> str:
@@ -168,7 +193,9 @@ def nearest_name(name: str, known: Iterable[str], what: str) -> str:
 def listed_names(names: Sequence[str]) -> str:
     """Return names with commas between them, of many the first ones and how many more there are."""
     rest = len(names) - MOST_LISTED_NAMES
-    return ", ".join(names[:MOST_LISTED_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(names[:MOST_LISTED_NAMES]) + (
+        f" and {rest} more" if rest > 0 else ""
+    )
 
 
 def read_declarations(path: str | Path, key: str) -> dict[str, object]:
@@ -199,7 +226,9 @@ def read_schema(path: Path, key: str) -> Schema:
         raise InputError(key, str(path), "a schema as `wflmc fit` wrote it") from None
 
 
-def split_declarations(declared: Mapping[str, object]) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+def split_declarations(
+    declared: Mapping[str, object],
+) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
     """Return what is declared of a table, and of its columns by name; None counts as not declared.
 
     Raises:
@@ -207,11 +236,17 @@ def split_declarations(declared: Mapping[str, object]) -> tuple[dict[str, object
     """
     table = {key: value for key, value in declared.items() if value is not None}
     columns = table.pop("columns", {})
-    if isinstance(columns, list) and all(isinstance(column, Mapping) for column in columns):
+    if isinstance(columns, list) and all(
+        isinstance(column, Mapping) for column in columns
+    ):
         names = [column.get("name") for column in columns]
-        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(
+            names
+        ):
             columns = dict(zip(names, columns, strict=True))
-    if not isinstance(columns, Mapping) or not all(isinstance(column, Mapping) for column in columns.values()):
+    if not isinstance(columns, Mapping) or not all(
+        isinstance(column, Mapping) for column in columns.values()
+    ):
         allowed = "an object with an object for each column, or a list of them with distinct names"
         raise InputError("columns", columns, allowed)
     by_name = {

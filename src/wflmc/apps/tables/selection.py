@@ -33,21 +33,37 @@ def loss_of_repeat(privacy: Privacy, spent: float) -> float:
     Raises:
         InputError: the promise differs by device, or leaves nothing for a repeat.
     """
-    given = [np.asarray(value, dtype=float) for value in (privacy.epsilon, privacy.delta) if value is not None]
+    given = [
+        np.asarray(value, dtype=float)
+        for value in (privacy.epsilon, privacy.delta)
+        if value is not None
+    ]
     if len(given) < 2 or any(value.ndim for value in given):
-        raise InputError("epsilon", privacy.epsilon, "one number, for private selection")
+        raise InputError(
+            "epsilon", privacy.epsilon, "one number, for private selection"
+        )
     epsilon, delta = map(float, given)
     low, high = 0.0, float(privacy.budget(1)[0])
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of(middle, spent, delta) <= epsilon else (low, middle)
+        low, high = (
+            (middle, high)
+            if epsilon_of(middle, spent, delta) <= epsilon
+            else (low, middle)
+        )
     if low == 0:
-        raise InputError("epsilon", epsilon, "larger, for private selection: nothing is left for a repeat")
+        raise InputError(
+            "epsilon",
+            epsilon,
+            "larger, for private selection: nothing is left for a repeat",
+        )
     return low
 
 
 @functools.cache
-def epsilon_of(loss: float, spent: float, delta: float, repeats: float = REPEATS) -> float:
+def epsilon_of(
+    loss: float, spent: float, delta: float, repeats: float = REPEATS
+) -> float:
     """Return ε of a selection whose repeats cost `loss` each, and of what was spent before, by dp-accounting."""
     try:
         from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
@@ -58,11 +74,17 @@ def epsilon_of(loss: float, spent: float, delta: float, repeats: float = REPEATS
     accountant = RdpAccountant()
     if spent > 0:
         accountant.compose(GaussianDpEvent((2 * spent) ** -0.5))
-    accountant.compose(RepeatAndSelectDpEvent(GaussianDpEvent((2 * loss) ** -0.5), repeats, 1.0))
+    accountant.compose(
+        RepeatAndSelectDpEvent(GaussianDpEvent((2 * loss) ** -0.5), repeats, 1.0)
+    )
     return float(accountant.get_epsilon(delta))
 
 
-def select(generator: np.random.Generator, candidates: int, run: Callable[[int, int], tuple[Any, float]]) -> Selected:
+def select(
+    generator: np.random.Generator,
+    candidates: int,
+    run: Callable[[int, int], tuple[Any, float]],
+) -> Selected:
     """Return the best of a geometric number of repeats.
 
     Args:

@@ -21,7 +21,12 @@ from wflmc.channel import Link
 from wflmc.evaluation.scores import expected_calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
 from wflmc.planning.policies import equal
-from wflmc.posterior import GaussianPosterior, SoftmaxPosterior, gaussian_regression, softmax_regression
+from wflmc.posterior import (
+    GaussianPosterior,
+    SoftmaxPosterior,
+    gaussian_regression,
+    softmax_regression,
+)
 from wflmc.privacy import Privacy
 from wflmc.privacy.releases import Array, ideal_link
 from wflmc.privacy.whitening import Release, release_whitening
@@ -32,7 +37,12 @@ from wflmc.support.keys import named
 Tabular = GaussianPosterior | SoftmaxPosterior
 TabularT = TypeVar("TabularT", bound=Tabular)
 
-CLIPS, TRAVELS, PRIORS, ROUNDS = (0.2, 0.4, 0.8, 2.0), (0.03, 0.1, 0.25, 0.5, 1.0), (6.0, 12.0), (50, 100)
+CLIPS, TRAVELS, PRIORS, ROUNDS = (
+    (0.2, 0.4, 0.8, 2.0),
+    (0.03, 0.1, 0.25, 0.5, 1.0),
+    (6.0, 12.0),
+    (50, 100),
+)
 """Candidates: the clip over the length of a row (2 clips next to nothing: a gradient is at most √2 times as long as
 its row); how far clipped gradients of one row carry the prediction for it over
 the whole chain; the spread of the prior's predictions; and rounds."""
@@ -104,7 +114,13 @@ class PromiseTerms(Protocol):
 def promise_of(terms: PromiseTerms) -> Privacy:
     """Return the promise of such terms; clips are yet to be chosen."""
     clip = 1.0 if terms.unit == "record" else None
-    return Privacy(terms.epsilon, terms.delta, unit=terms.unit, adjacency=terms.adjacency, example_clip=clip)
+    return Privacy(
+        terms.epsilon,
+        terms.delta,
+        unit=terms.unit,
+        adjacency=terms.adjacency,
+        example_clip=clip,
+    )
 
 
 class Facts(NamedTuple):
@@ -130,12 +146,16 @@ class Facts(NamedTuple):
     @property
     def class_shares(self) -> Array:
         """The share of every class, [C]."""
-        return np.asarray(self.shares or np.full(self.classes, 1 / max(1, self.classes)))
+        return np.asarray(
+            self.shares or np.full(self.classes, 1 / max(1, self.classes))
+        )
 
     @property
     def has_rare_class(self) -> bool:
         """Whether a class is rare among the others."""
-        return bool(self.classes) and bool(self.class_shares.min() * self.classes < RARE)
+        return bool(self.classes) and bool(
+            self.class_shares.min() * self.classes < RARE
+        )
 
     @property
     def row_length(self) -> float:
@@ -189,8 +209,12 @@ def candidates(facts: Facts) -> Iterator[Settings]:
     """Yield settings to choose from, without whitening."""
     length = facts.row_length
     # Gradients of a device's rows partly cancel.
-    gradient = length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
-    for rounds, prior, clip, travel, burn_in in product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS):
+    gradient = (
+        length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
+    )
+    for rounds, prior, clip, travel, burn_in in product(
+        ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS
+    ):
         limit, skip = clip * gradient, int(burn_in * rounds)
         step = travel / (limit * length * rounds * facts.crowd)
         yield Settings(limit, step, skip, rounds - skip, prior / length)
@@ -200,7 +224,10 @@ def near(settings: Settings) -> list[Settings]:
     """Return settings with half and twice the clip and the step size."""
     clip, step = settings.clip, settings.step_size
     factors = product((0.5, 1.0, 2.0), repeat=2)
-    return [replace(settings, clip=clip * one, step_size=step * other) for one, other in factors]
+    return [
+        replace(settings, clip=clip * one, step_size=step * other)
+        for one, other in factors
+    ]
 
 
 def initial_parameters(facts: Facts) -> Array:
@@ -231,7 +258,9 @@ def private_posterior(
     """
     make: Callable[..., Tabular] = gaussian_regression
     if facts.classes:
-        make = partial(softmax_regression, classes=facts.classes if classes is None else classes)
+        make = partial(
+            softmax_regression, classes=facts.classes if classes is None else classes
+        )
     posterior = make(
         jax.random.key(0),  # nothing is drawn by this key
         facts.devices,
@@ -247,14 +276,22 @@ def private_posterior(
 def suited(posterior: TabularT, settings: Settings) -> TabularT:
     """Return a posterior whose constants are public: the step size was chosen without the data, and suits an L."""
     curvature = settings.prior_std**-2
-    return replace(posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature))
+    return replace(
+        posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature)
+    )
 
 
 Whitened = tuple[Tabular, Facts, Release | None]
 """A posterior in other coordinates, the facts after the release that it took, and that release."""
 
 
-def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular, exact: bool = False) -> Whitened:
+def whiten(
+    key: jax.Array,
+    facts: Facts,
+    settings: Settings,
+    posterior: Tabular,
+    exact: bool = False,
+) -> Whitened:
     """Return a posterior as it is, or in coordinates that a release whitens, if that is among the settings.
 
     Args:
@@ -275,8 +312,15 @@ def whiten(key: jax.Array, facts: Facts, settings: Settings, posterior: Tabular,
         start=start,
         exact=exact,
     )
-    after = facts._replace(spent=facts.spent + float(release.spent.max()), rounds_before=start + len(release.loss))
-    return suited(posterior.whitened(release.matrix, "whitened"), settings), after, release
+    after = facts._replace(
+        spent=facts.spent + float(release.spent.max()),
+        rounds_before=start + len(release.loss),
+    )
+    return (
+        suited(posterior.whitened(release.matrix, "whitened"), settings),
+        after,
+        release,
+    )
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
@@ -374,20 +418,31 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
             noise.
         seed: of the draw.
     """
-    generator, size = np.random.default_rng([seed, facts.features, facts.classes]), facts.features
+    generator, size = (
+        np.random.default_rng([seed, facts.features, facts.classes]),
+        facts.features,
+    )
     rows = min(facts.rows, MOST_ROWS)
     variance = np.arange(1, size + 1) ** -DECAY
     spread = np.sqrt(variance / variance.mean())
     turn = np.linalg.qr(generator.standard_normal((size, size)))[0]
     along = generator.standard_normal((rows + TEST_ROWS, size))
     if facts.classes:
-        y: np.ndarray = generator.choice(facts.classes, size=len(along), p=facts.class_shares)
+        y: np.ndarray = generator.choice(
+            facts.classes, size=len(along), p=facts.class_shares
+        )
         center = generator.standard_normal((facts.classes, size))
         center -= center.mean(0)
-        apart = np.sqrt(2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1)))
+        apart = np.sqrt(
+            2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1))
+        )
         center -= facts.class_shares @ center  # scaled features have a mean of zero
         # Among more classes, one is confused as rarely where they are further apart.
-        center *= strength * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5 / apart
+        center *= (
+            strength
+            * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5
+            / apart
+        )
         along += center[y]
         log_density = along[rows:] @ center.T - (center**2).sum(1) / 2
         expected = softmax(log_density + np.log(facts.class_shares), axis=1)
@@ -403,7 +458,12 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     return StandIn(X[:rows], y[:rows], X[rows:], expected, noise)
 
 
-def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None, most: int = DRAWN) -> list[Expected]:
+def expect(
+    facts: Facts,
+    asked: list[Settings],
+    progress: Advance | None = None,
+    most: int = DRAWN,
+) -> list[Expected]:
     """Return what settings reach on the stand-ins, in their order.
 
     On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
@@ -411,11 +471,20 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
     Args:
         most: stand-ins of each strength; `DRAWN` by default.
     """
-    given, asked = asked, [replace(one, step_size=one.step_size * facts.crowd) for one in asked]
-    scaled = facts._replace(rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS))
+    given, asked = (
+        asked,
+        [replace(one, step_size=one.step_size * facts.crowd) for one in asked],
+    )
+    scaled = facts._replace(
+        rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS)
+    )
     groups: dict[tuple[int, float, bool], dict[Settings, list[int]]] = {}
-    for number, settings in enumerate(asked):  # chains that can be run together; those that differ in burn-in are one
-        whole = replace(settings, burn_in=0, samples=settings.burn_in + settings.samples)
+    for number, settings in enumerate(
+        asked
+    ):  # chains that can be run together; those that differ in burn-in are one
+        whole = replace(
+            settings, burn_in=0, samples=settings.burn_in + settings.samples
+        )
         alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
         alike.setdefault(whole, []).append(number)
     drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
@@ -428,10 +497,18 @@ def expect(facts: Facts, asked: list[Settings], progress: Advance | None = None,
             first = next(iter(chains))
             plain = private_posterior(scaled, first, table.X, table.y)
             posterior, after, _ = whiten(named(key, "whitening"), scaled, first, plain)
-            plans = [shared_plans.plan_of(after, settings, posterior) for settings in chains]
+            plans = [
+                shared_plans.plan_of(after, settings, posterior) for settings in chains
+            ]
             start = np.tile(initial_parameters(facts), (len(plans), 1))
             theta = np.asarray(sample(key, posterior, plans, initial=start).theta)
-            places = np.array([(number, row) for row, numbers in enumerate(chains.values()) for number in numbers])
+            places = np.array(
+                [
+                    (number, row)
+                    for row, numbers in enumerate(chains.values())
+                    for number in numbers
+                ]
+            )
             skipped = np.array([asked[number].burn_in for number in places[:, 0]])
             for burn_in in np.unique(skipped):
                 numbers, rows = places[skipped == burn_in].T
@@ -464,7 +541,9 @@ def _scores(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
         The loss, the accuracy and the calibration error of every chain, [chain, 3]; the last two are 0 for numbers.
     """
     if isinstance(posterior, SoftmaxPosterior):
-        predicted = np.maximum(posterior.predict(draws, table.X_test).astype(float), 1e-12)
+        predicted = np.maximum(
+            posterior.predict(draws, table.X_test).astype(float), 1e-12
+        )
         predicted /= predicted.sum(2, keepdims=True)
         found = expected_calibration(predicted, table.expected)
         return np.stack([found.nll, found.accuracy, found.ece], axis=1)
@@ -478,15 +557,25 @@ _chosen: dict[Facts, list[Expected]] = {}
 
 def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
-    if facts.link is None and facts in _chosen:  # arrays of a link do not tell whether it is the same
+    if (
+        facts.link is None and facts in _chosen
+    ):  # arrays of a link do not tell whether it is the same
         return list(_chosen[facts])
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
     if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
         best = _eligible(facts, ranked)[0]
-        ranked = _sorted(ranked + expect(facts, near(replace(best.settings, whiten=True))))
+        ranked = _sorted(
+            ranked + expect(facts, near(replace(best.settings, whiten=True)))
+        )
     eligible = _eligible(facts, ranked)
-    as_good = [candidate for candidate in eligible if candidate.rank <= AS_GOOD * eligible[0].rank]
-    steadiest = max(as_good, key=lambda candidate: candidate.settings.samples)  # an average over most draws
+    as_good = [
+        candidate
+        for candidate in eligible
+        if candidate.rank <= AS_GOOD * eligible[0].rank
+    ]
+    steadiest = max(
+        as_good, key=lambda candidate: candidate.settings.samples
+    )  # an average over most draws
     ranked.sort(key=lambda candidate: candidate is not steadiest)
     if facts.link is None:
         _chosen[facts] = list(ranked)
@@ -508,7 +597,9 @@ def _eligible(facts: Facts, ranked: list[Expected]) -> list[Expected]:
     affordable = PRICE_OF_NO_CLIPPING * min(candidate.nll for candidate in ranked)
     longest = 2**0.5 * facts.row_length
     unclipped = [
-        candidate for candidate in ranked if candidate.settings.clip >= longest and candidate.nll <= affordable
+        candidate
+        for candidate in ranked
+        if candidate.settings.clip >= longest and candidate.nll <= affordable
     ]
     return unclipped or ranked
 
@@ -518,11 +609,30 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     promise, tried = facts.promise, near(chosen)
     more = {
         "as it is": facts,
-        "twice epsilon": facts._replace(promise=replace(promise, epsilon=2 * np.asarray(promise.epsilon, dtype=float))),
-        "twice the rows and devices": facts._replace(rows=2 * facts.rows, devices=2 * facts.devices),
+        "twice epsilon": facts._replace(
+            promise=replace(
+                promise, epsilon=2 * np.asarray(promise.epsilon, dtype=float)
+            )
+        ),
+        "twice the rows and devices": facts._replace(
+            rows=2 * facts.rows, devices=2 * facts.devices
+        ),
     }
     if facts.link is not None:
-        more["10 dB more"] = facts._replace(link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10))
-    found = {name: _sorted(expect(one, tried, most=min(FEW, DRAWN)))[0] for name, one in more.items()}
-    longer = [replace(s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples) for s in tried]
-    return {**found, "twice the rounds": _sorted(expect(facts, longer, most=min(FEW, DRAWN)))[0]}
+        more["10 dB more"] = facts._replace(
+            link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10)
+        )
+    found = {
+        name: _sorted(expect(one, tried, most=min(FEW, DRAWN)))[0]
+        for name, one in more.items()
+    }
+    longer = [
+        replace(
+            s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples
+        )
+        for s in tried
+    ]
+    return {
+        **found,
+        "twice the rounds": _sorted(expect(facts, longer, most=min(FEW, DRAWN)))[0],
+    }

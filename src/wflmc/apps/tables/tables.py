@@ -55,7 +55,9 @@ MOST_CATEGORIES = 100
 """Categories of one column that are taken from data."""
 MOST_NUMERIC_CLASSES = 20
 """Different whole numbers up to which a target is taken to have classes."""
-FORMATTED_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}([,. '\xa0]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?")
+FORMATTED_NUMBER = re.compile(
+    r"[-+]?(\d+|\d{1,3}([,. '\xa0]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?"
+)
 """A number as people write it, with separators of thousands or a decimal comma."""
 DELIMITERS = "\t;|,"
 """Delimiters of text files, those that seldom stand in a name first."""
@@ -66,7 +68,9 @@ def _installed(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
-        raise InputError(name, None, "installed to use tables: pip install 'wflmc[tables]'") from None
+        raise InputError(
+            name, None, "installed to use tables: pip install 'wflmc[tables]'"
+        ) from None
 
 
 class _ArrowTable(Protocol):
@@ -97,10 +101,15 @@ def read_table(path: str | Path) -> DataFrame:
     """
     _installed("pandas")
     file = Path(path).expanduser()
-    readers = dict.fromkeys((".csv", ".tsv", ".txt"), _read_text) | {".parquet": _read_parquet, ".npz": _read_npz}
+    readers = dict.fromkeys((".csv", ".tsv", ".txt"), _read_text) | {
+        ".parquet": _read_parquet,
+        ".npz": _read_npz,
+    }
     suffix = file.suffix.lower()
     if suffix not in readers:
-        raise InputError("table", str(path), f"a file that ends in {', '.join(readers)}")
+        raise InputError(
+            "table", str(path), f"a file that ends in {', '.join(readers)}"
+        )
     if not file.exists():
         raise InputError("table", str(path), "a file that exists")
     try:
@@ -108,8 +117,14 @@ def read_table(path: str | Path) -> DataFrame:
     except InputError:
         raise
     except Exception as error:  # a corrupt file can fail in many ways, and messages of libraries may show its content
-        reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
-        raise InputError("table", str(path), f"a {suffix} file that can be read{reason}") from None
+        reason = (
+            f" ({error.strerror})"
+            if isinstance(error, OSError) and error.strerror
+            else ""
+        )
+        raise InputError(
+            "table", str(path), f"a {suffix} file that can be read{reason}"
+        ) from None
     return _checked(frame)
 
 
@@ -124,7 +139,9 @@ def _read_text(path: Path) -> DataFrame:
         lines = read_lines(path)
         first_line = next((line for line in lines if line.strip()), "")
         delimiter = _delimiter(first_line, allow_space=path.suffix.lower() == ".txt")
-        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
+        reader = csv.reader(
+            lines, delimiter=delimiter, skipinitialspace=True, strict=True
+        )
         rows = []
         for line_number, row in enumerate(reader, 1):
             if reader.line_num != line_number:
@@ -164,10 +181,15 @@ def _column_names(header: list[str]) -> list[str]:
     """Return the names of columns, refused where the first row holds numbers; empty ones are numbered."""
     numbers = [plain_form(name) for name in header if parse_number(name) is not None]
     has_fraction = any(not re.fullmatch(r"-?\d+", number) for number in numbers)
-    if has_fraction or len(set(numbers)) < len(numbers):  # these are data, and must not show in errors as names
+    if has_fraction or len(set(numbers)) < len(
+        numbers
+    ):  # these are data, and must not show in errors as names
         allowed = "a table with a name for each column in the first row"
         raise InputError("table", Found("has numbers for names"), allowed)
-    names = [name if name.strip() else f"Unnamed: {place}" for place, name in enumerate(header)]
+    names = [
+        name if name.strip() else f"Unnamed: {place}"
+        for place, name in enumerate(header)
+    ]
     _check_names(_installed("pandas").Index(names))
     return names
 
@@ -192,15 +214,27 @@ def _from_arrow(table: _ArrowTable) -> DataFrame:
 def _read_npz(path: Path) -> DataFrame:
     """Read X[N, d], y[N] and devices[N]; features are numbers, of whatever type."""
     allowed = "an .npz file with numbers X[N, d], y[N] and, if there are, devices[N]"
-    arrays = read_arrays(path, key="table", allowed=allowed, names=("X", "y", "devices"))
+    arrays = read_arrays(
+        path, key="table", allowed=allowed, names=("X", "y", "devices")
+    )
     X = arrays.get("X", np.zeros(0))
-    columns = {name: arrays[key] for key, name in (("y", "y"), ("devices", "device")) if key in arrays}
+    columns = {
+        name: arrays[key]
+        for key, name in (("y", "y"), ("devices", "device"))
+        if key in arrays
+    }
     is_numeric = X.dtype.kind in "biuf"
-    if X.ndim != 2 or not is_numeric or any(values.shape != X.shape[:1] for values in columns.values()):
+    if (
+        X.ndim != 2
+        or not is_numeric
+        or any(values.shape != X.shape[:1] for values in columns.values())
+    ):
         raise InputError("table", str(path), allowed)
     names = [f"x{place}" for place in range(X.shape[1])]
     # All features share one type, which a single value may decide: as float64 they are the same whatever it was.
-    return _installed("pandas").DataFrame(X.astype(float), columns=names).assign(**columns)
+    return (
+        _installed("pandas").DataFrame(X.astype(float), columns=names).assign(**columns)
+    )
 
 
 def as_frame(table: object) -> DataFrame:
@@ -226,13 +260,19 @@ def _converted(table: object) -> DataFrame:
         if hasattr(table, "to_pandas"):
             return table.to_pandas()
     except Exception:  # types that Arrow lacks; messages of libraries may show values
-        raise InputError("table", table, "a frame whose columns can be converted to those of pandas") from None
+        raise InputError(
+            "table", table, "a frame whose columns can be converted to those of pandas"
+        ) from None
     raise InputError("table", table, "a path, or a frame of pandas or polars")
 
 
 def _checked(frame: DataFrame) -> DataFrame:
     if frame.columns.nlevels > 1:
-        raise InputError("table", Found("has names of several levels"), "a table with one name for each column")
+        raise InputError(
+            "table",
+            Found("has names of several levels"),
+            "a table with one name for each column",
+        )
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.rename(columns=str)
     _check_names(frame.columns)
@@ -244,7 +284,11 @@ def _checked(frame: DataFrame) -> DataFrame:
 def _check_names(names: Index) -> None:
     repeated = ", ".join(repr(name) for name in names[names.duplicated()].unique())
     if repeated:
-        raise InputError("table", Found(f"has more than one column named {repeated}"), "a table with distinct names")
+        raise InputError(
+            "table",
+            Found(f"has more than one column named {repeated}"),
+            "a table with distinct names",
+        )
 
 
 # Describing
@@ -279,8 +323,16 @@ def make_schema(
         InputError: if a column cannot be used as it is. The sentence shows no values of the table.
     """
     of_table, of_columns = split_declarations(declared or {})
-    arguments = {"target": target, "task": task, "device": device, "id": id, "missing": missing}
-    content = of_table | {key: value for key, value in arguments.items() if value is not None}
+    arguments = {
+        "target": target,
+        "task": task,
+        "device": device,
+        "id": id,
+        "missing": missing,
+    }
+    content = of_table | {
+        key: value for key, value in arguments.items() if value is not None
+    }
     default_task = "classification" if "classes" in content else "regression"
     schema = validated(Schema, {"task": default_task, "columns": []} | content)
     features = _features(frame, schema)
@@ -290,16 +342,27 @@ def make_schema(
     _check_spellings([str(label) for label in schema.classes or []], "classes")
     taken = list(schema.taken)
     if not {"task", "classes", "target_range"} & content.keys():
-        schema = schema.model_copy(update={"task": _infer_task(frame, str(schema.target))})
+        schema = schema.model_copy(
+            update={"task": _infer_task(frame, str(schema.target))}
+        )
         taken.append("task")
     if schema.task == "classification" and schema.classes is None:
-        schema = schema.model_copy(update={"classes": _infer_classes(frame, str(schema.target))})
+        schema = schema.model_copy(
+            update={"classes": _infer_classes(frame, str(schema.target))}
+        )
         taken.append("classes")
-    inferred = [name for name in features if _declared_kind(of_columns.get(name, {})) is None]
+    inferred = [
+        name for name in features if _declared_kind(of_columns.get(name, {})) is None
+    ]
     if inferred:
         taken.append(f"kinds of columns: {listed_names(inferred)}")
-    columns = [_describe(frame, name, of_columns.get(name, {}), schema, taken) for name in features]
-    schema = schema.model_copy(update={"columns": columns, "taken": list(dict.fromkeys(taken))})
+    columns = [
+        _describe(frame, name, of_columns.get(name, {}), schema, taken)
+        for name in features
+    ]
+    schema = schema.model_copy(
+        update={"columns": columns, "taken": list(dict.fromkeys(taken))}
+    )
     encode(frame, schema)  # refuses a cell that does not fit
     outcomes(frame, schema)
     return schema
@@ -326,23 +389,41 @@ def _features(frame: DataFrame, schema: Schema) -> list[str]:
     if schema.target is None:
         raise InputError("target", None, "given, as the column to predict")
     if schema.target in (schema.device, schema.id):
-        raise InputError("target", schema.target, "a column that is neither the device nor the id")
+        raise InputError(
+            "target", schema.target, "a column that is neither the device nor the id"
+        )
     for role, name in roles.items():
         if name is not None:
-            _complete_names(frame, name, role, listed=schema.classes if role == "target" else None)
+            _complete_names(
+                frame, name, role, listed=schema.classes if role == "target" else None
+            )
     if schema.id is not None and frame[schema.id].duplicated().any():
         allowed = "unique, since epsilon hides one row and someone with two rows is hidden less (or --device"
-        raise InputError(f"id {schema.id!r}", Found("has repeated values"), f"{allowed} {schema.id} --unit device)")
+        raise InputError(
+            f"id {schema.id!r}",
+            Found("has repeated values"),
+            f"{allowed} {schema.id} --unit device)",
+        )
     features = [name for name in frame.columns if name not in roles.values()]
     unnamed = [name for name in features if name.startswith("Unnamed: ")]
     if unnamed:  # mostly row numbers, which tell the target of a sorted table
-        raise InputError(f"column {unnamed[0]!r}", Found("has no name in the table"), "named, dropped or given as --id")
+        raise InputError(
+            f"column {unnamed[0]!r}",
+            Found("has no name in the table"),
+            "named, dropped or given as --id",
+        )
     if not features:
-        raise InputError("table", Found("has no features"), "a table with a column besides target, device and id")
+        raise InputError(
+            "table",
+            Found("has no features"),
+            "a table with a column besides target, device and id",
+        )
     return features
 
 
-def _complete_names(frame: DataFrame, name: str, role: str, listed: Sequence[int | str] | None = None) -> list[str]:
+def _complete_names(
+    frame: DataFrame, name: str, role: str, listed: Sequence[int | str] | None = None
+) -> list[str]:
     """Return the names in a column that is no feature, refused where one is missing.
 
     Args:
@@ -356,9 +437,15 @@ def _complete_names(frame: DataFrame, name: str, role: str, listed: Sequence[int
     key = f"{role} {name!r}"
     names = read_names(frame[name], key)
     never_missing = {str(label) for label in listed or ()}
-    complete = [text for text in names if text is not None and (text in never_missing or not is_missing_word(text))]
+    complete = [
+        text
+        for text in names
+        if text is not None and (text in never_missing or not is_missing_word(text))
+    ]
     if len(complete) < len(names):
-        raise InputError(key, Found("has missing values"), "complete: leave out such rows")
+        raise InputError(
+            key, Found("has missing values"), "complete: leave out such rows"
+        )
     return complete
 
 
@@ -375,7 +462,11 @@ def _infer_task(frame: DataFrame, target: str) -> Task:
         return "classification"
     values = np.unique(read_numbers(frame[target], key))
     is_whole = not np.any(values % 1)
-    return "classification" if is_whole and len(values) <= MOST_NUMERIC_CLASSES else "regression"
+    return (
+        "classification"
+        if is_whole and len(values) <= MOST_NUMERIC_CLASSES
+        else "regression"
+    )
 
 
 def _infer_classes(frame: DataFrame, target: str) -> list[int] | list[str]:
@@ -391,10 +482,16 @@ def _infer_classes(frame: DataFrame, target: str) -> list[int] | list[str]:
         labels = class_labels(list(numbers))
         labels.sort()
     if len(labels) == 1:
-        raise InputError(key, Found("has one class only"), "a column of at least two classes")
+        raise InputError(
+            key, Found("has one class only"), "a column of at least two classes"
+        )
     if not 2 <= len(labels) <= MOST:
         problem = "has too many classes" if labels else "has no class labels"
-        raise InputError(key, Found(problem), f"a column of whole numbers or text, of at most {MOST} classes")
+        raise InputError(
+            key,
+            Found(problem),
+            f"a column of whole numbers or text, of at most {MOST} classes",
+        )
     return labels
 
 
@@ -407,7 +504,13 @@ def _declared_kind(declared: Mapping[str, object]) -> object:
     return "categorical" if "categories" in declared else None
 
 
-def _describe(frame: DataFrame, name: str, declared: Mapping[str, object], schema: Schema, taken: list[str]) -> Column:
+def _describe(
+    frame: DataFrame,
+    name: str,
+    declared: Mapping[str, object],
+    schema: Schema,
+    taken: list[str],
+) -> Column:
     """Return a column as declared, with what is not declared taken from the data and listed in `taken`."""
     series = frame[name]
     key = f"column {name!r}"
@@ -419,12 +522,20 @@ def _describe(frame: DataFrame, name: str, declared: Mapping[str, object], schem
         if inferred.is_boolean:
             update["range"] = (0.0, 1.0)
             taken.append(f"range of {name}")
-    column = validated(Column, {**declared, "kind": kind, "name": name}, f"columns.{name}")
+    column = validated(
+        Column, {**declared, "kind": kind, "name": name}, f"columns.{name}"
+    )
     _check_spellings(column.categories or [], f"columns.{name}.categories")
     if column.kind == "categorical" and column.categories is None:
-        update["categories"] = _infer_categories(series, key, is_declared="kind" in declared)
+        update["categories"] = _infer_categories(
+            series, key, is_declared="kind" in declared
+        )
         taken.append(f"categories of {name}")
-    elif column.kind == "numeric" and column.indicator is None and schema.missing == "indicator":
+    elif (
+        column.kind == "numeric"
+        and column.indicator is None
+        and schema.missing == "indicator"
+    ):
         update["indicator"] = bool(np.isnan(read_numbers(series, key)).any())
         taken.append(GAPS)
     return column.model_copy(update=update)
@@ -438,13 +549,29 @@ def _infer_categories(series: Series, key: str, *, is_declared: bool) -> list[st
         key: what errors call it.
         is_declared: whether it was declared categorical, so that its names may look like numbers.
     """
-    categories = sorted({name for name in read_names(series, key) if name is not None and not is_missing_word(name)})
+    categories = sorted(
+        {
+            name
+            for name in read_names(series, key)
+            if name is not None and not is_missing_word(name)
+        }
+    )
     advice = "dropped, given as --id, or declared categorical with its categories in the schema"
     numbers = sum(_is_formatted_number(text.strip()) for text in categories)
-    if not is_declared and len(categories) > MOST_NUMERIC_CLASSES and numbers > 0.9 * len(categories):
-        raise InputError(key, Found("has numbers written as text"), f"written with a decimal point, or {advice}")
+    if (
+        not is_declared
+        and len(categories) > MOST_NUMERIC_CLASSES
+        and numbers > 0.9 * len(categories)
+    ):
+        raise InputError(
+            key,
+            Found("has numbers written as text"),
+            f"written with a decimal point, or {advice}",
+        )
     if len(categories) > MOST_CATEGORIES:
-        raise InputError(key, Found(f"has more than {MOST_CATEGORIES} different values"), advice)
+        raise InputError(
+            key, Found(f"has more than {MOST_CATEGORIES} different values"), advice
+        )
     return categories
 
 
@@ -456,7 +583,9 @@ def _is_formatted_number(text: str) -> bool:
 # Encoding
 
 
-def encode(frame: DataFrame, schema: Schema) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+def encode(
+    frame: DataFrame, schema: Schema
+) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
     """Encode a table as features; nothing but the schema decides how.
 
     A numeric column is one feature, followed by an indicator of missing values where it may have them. A categorical
@@ -473,10 +602,21 @@ def encode(frame: DataFrame, schema: Schema) -> tuple[NDArray[np.float64], NDArr
     Raises:
         InputError: if a column is absent, or a cell is not of its column's kind.
     """
-    absent = ", ".join(repr(column.name) for column in schema.columns if column.name not in frame.columns)
+    absent = ", ".join(
+        repr(column.name)
+        for column in schema.columns
+        if column.name not in frame.columns
+    )
     if absent:
-        raise InputError("table", Found(f"has no column {absent}"), "a table with all columns of the schema")
-    X = np.hstack([_encoded(frame[column.name], column, schema) for column in schema.columns], dtype=float)
+        raise InputError(
+            "table",
+            Found(f"has no column {absent}"),
+            "a table with all columns of the schema",
+        )
+    X = np.hstack(
+        [_encoded(frame[column.name], column, schema) for column in schema.columns],
+        dtype=float,
+    )
     ranges = np.array([both for column in schema.columns for both in column.ranges])
     return X, ranges, [name for column in schema.columns for name in column.features]
 
@@ -506,7 +646,9 @@ def _places(series: Series, column: Column) -> NDArray[np.intp]:
 
 def _check_gaps(gaps: NDArray[np.bool_], column: Column, schema: Schema) -> None:
     """Refuse missing values where the schema has no place for them."""
-    is_welcome = column.indicator or (column.kind == "categorical" and schema.missing == "indicator")
+    is_welcome = column.indicator or (
+        column.kind == "categorical" and schema.missing == "indicator"
+    )
     if is_welcome or not gaps.any():
         return
     allowed = "complete (wflmc fit --missing indicator fills in a constant and adds a column that says where"
@@ -533,11 +675,17 @@ def outcomes(frame: DataFrame, schema: Schema) -> np.ndarray:
     check_unambiguous(frame[schema.target], labels, key)
     places = NameIndex(labels).places(names)
     if np.any(places < 0):
-        raise InputError(key, Found("has a label outside the classes"), "labelled by the classes of the schema")
+        raise InputError(
+            key,
+            Found("has a label outside the classes"),
+            "labelled by the classes of the schema",
+        )
     return np.asarray(classes)[places]
 
 
-def owners(frame: DataFrame, schema: Schema, devices: int | None, rng: np.random.Generator) -> NDArray[np.intp]:
+def owners(
+    frame: DataFrame, schema: Schema, devices: int | None, rng: np.random.Generator
+) -> NDArray[np.intp]:
     """Return the device of each row, 0 to K − 1.
 
     Args:
@@ -550,7 +698,9 @@ def owners(frame: DataFrame, schema: Schema, devices: int | None, rng: np.random
         if devices is not None:
             raise conflict("devices", devices, "beside a device column")
         names = _complete_names(frame, schema.device, "device")
-        place_of = {name: place for place, name in enumerate(device_names(frame, schema))}
+        place_of = {
+            name: place for place, name in enumerate(device_names(frame, schema))
+        }
         return np.array([place_of[name] for name in names], dtype=np.intp)
     if devices is None:
         return np.zeros(len(frame), np.intp)
@@ -572,4 +722,8 @@ def device_names(frame: DataFrame, schema: Schema) -> list[str]:
 def unknown_categories(frame: DataFrame, schema: Schema) -> list[str]:
     """Return the categorical columns with a value that is none of their categories; missing ones aside."""
     columns = [column for column in schema.columns if column.kind == "categorical"]
-    return [column.name for column in columns if np.any(_places(frame[column.name], column) == NOT_LISTED)]
+    return [
+        column.name
+        for column in columns
+        if np.any(_places(frame[column.name], column) == NOT_LISTED)
+    ]

@@ -19,10 +19,16 @@ FLOOR = 1e-12
 first round and underflows in long runs; raising it costs at most this fraction of the budget."""
 
 
-def regime(lmc_cap: ArrayLike, power_cap: ArrayLike, share: ArrayLike) -> NDArray[np.str_]:
+def regime(
+    lmc_cap: ArrayLike, power_cap: ArrayLike, share: ArrayLike
+) -> NDArray[np.str_]:
     """Theorem 1's partition, given both caps and the equal share B/S of the budget; broadcasts."""
     lmc, power, dp = np.broadcast_arrays(lmc_cap, power_cap, share)
-    return np.where(lmc <= np.minimum(dp, power), LMC, np.where(power <= np.minimum(dp, lmc), POWER, DP))
+    return np.where(
+        lmc <= np.minimum(dp, power),
+        LMC,
+        np.where(power <= np.minimum(dp, lmc), POWER, DP),
+    )
 
 
 def is_static(problem: Problem) -> bool:
@@ -36,7 +42,9 @@ def tightest(problem: Problem) -> float:
     return float(problem.budget[problem.active[0]].min())
 
 
-def _water_level(cap: float, budget: float, rate: float, rounds: int) -> tuple[Array, float]:
+def _water_level(
+    cap: float, budget: float, rate: float, rounds: int
+) -> tuple[Array, float]:
     """a[s] = min(cap, e^{u + rate·s}) with Σ a = budget, for budget < rounds·cap; also u.
 
     The profile rises, so the capped rounds are the last ones. With n uncapped rounds, u has a closed form;
@@ -70,6 +78,8 @@ def _dual(problem: Problem, cap: float, budget: float, level: float) -> float:
 def solve(problem: Problem) -> Allocation:
     """The optimum of Theorem 1 for a static problem with one kept sample and a budget that binds."""
     cap, budget = float(problem.cap[0]), tightest(problem)
-    a, level = _water_level(cap, budget, -float(problem.contraction.log_rho[0]), problem.rounds)
+    a, level = _water_level(
+        cap, budget, -float(problem.contraction.log_rho[0]), problem.rounds
+    )
     a = np.maximum(a, FLOOR * budget / problem.rounds)
     return Allocation(problem.within_budget(a), _dual(problem, cap, budget, level))

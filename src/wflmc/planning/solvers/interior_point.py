@@ -7,7 +7,10 @@ from scipy.linalg.lapack import dpotrf, dpotrs, dpttrf, dpttrs
 
 from wflmc.planning.solvers.program import Array, Program, Usage, price_of_rounds
 
-_max, _min = np.maximum.reduce, np.minimum.reduce  # the methods' wrappers cost more than the work on short arrays
+_max, _min = (
+    np.maximum.reduce,
+    np.minimum.reduce,
+)  # the methods' wrappers cost more than the work on short arrays
 
 
 class PowerPath:
@@ -29,24 +32,39 @@ class PowerPath:
         self.waiting = binding  # devices outside the working set
         self.outside = np.zeros(p.budget.size)  # 1 / budget for them, 0 for all others
         self.outside[binding] = 1 / p.budget[binding]
-        self.rows, self.E = binding[:0], np.zeros((0, rounds))  # the working set; E[i, s] = active / budget
-        self.band = np.asfortranarray(np.stack([np.ones(rounds), np.append(-self.r, 0.0)]))  # the inverse of L
+        self.rows, self.E = (
+            binding[:0],
+            np.zeros((0, rounds)),
+        )  # the working set; E[i, s] = active / budget
+        self.band = np.asfortranarray(
+            np.stack([np.ones(rounds), np.append(-self.r, 0.0)])
+        )  # the inverse of L
         self.w = np.full(rounds - p.burn_in, 1 / (rounds - p.burn_in))
         W = self._spread(self.w)
-        floor = p.floor * (1 - 1e-11)  # leaves an interior where floor = cap or the floors use up a budget
+        floor = p.floor * (
+            1 - 1e-11
+        )  # leaves an interior where floor = cap or the floors use up a budget
         self.floored = np.flatnonzero(floor > 0)
         a = self._start(W, floor)
         # The path is where the product of a round's two matrices is mu times the identity: start on it.
         total = float(W @ (p.cost / a))
         self.mu = total / rounds
         d = np.sqrt(p.cost)
-        self.M = np.stack([[a, p.cost / a + self.mu / W, d], [(self.mu + p.cost * W / a) / a, W, -d * W / a]])
+        self.M = np.stack(
+            [
+                [a, p.cost / a + self.mu / W, d],
+                [(self.mu + p.cost * W / a) / a, W, -d * W / a],
+            ]
+        )
         self.x = np.concatenate([p.cap - a, (a - floor)[self.floored]])
         self.s, self.boxes = self.mu / self.x, self.x.size
         if self.worst:
             bounds = (p.base + self._sum(self.M[0, 1]))[p.burn_in :]
             self.t = float(bounds.max()) + 0.2 * total
-            self.x, self.s = np.concatenate([self.x, self.t - bounds]), np.concatenate([self.s, self.w])
+            self.x, self.s = (
+                np.concatenate([self.x, self.t - bounds]),
+                np.concatenate([self.s, self.w]),
+            )
         self._admit(max(16, int(0.5 * rounds**0.5)), np.inf)
         prices = self.s[self.boxes : self.boxes + self.rows.size]
         np.maximum(prices, total / self.rows.size, out=prices)
@@ -89,10 +107,22 @@ class PowerPath:
         E, every = p.active[:, k].T / p.budget[k, None], np.concatenate([self.rows, k])
         # A device whose rounds are a subset of another's and whose budget is not smaller adds nothing; of two that
         # say the same, the earlier one stays.
-        on, budget = (np.concatenate([self.E, E]) > 0).astype(np.float32), p.budget[every]
-        implied = (on @ on.T >= on.sum(1)[:, None]) & (budget[:, None] >= budget) & (p.active.dtype == bool)
-        keep = ~np.any(implied & ~(implied.T & np.triu(np.ones_like(implied))), axis=1)[old:]
-        self.rows, self.E = np.concatenate([self.rows, k[keep]]), np.concatenate([self.E, E[keep]])
+        on, budget = (
+            (np.concatenate([self.E, E]) > 0).astype(np.float32),
+            p.budget[every],
+        )
+        implied = (
+            (on @ on.T >= on.sum(1)[:, None])
+            & (budget[:, None] >= budget)
+            & (p.active.dtype == bool)
+        )
+        keep = ~np.any(implied & ~(implied.T & np.triu(np.ones_like(implied))), axis=1)[
+            old:
+        ]
+        self.rows, self.E = (
+            np.concatenate([self.rows, k[keep]]),
+            np.concatenate([self.E, E[keep]]),
+        )
         self.x = np.insert(self.x, self.boxes + old, slack[keep])
         self.s = np.insert(self.s, self.boxes + old, self.mu / slack[keep])
 
@@ -101,23 +131,36 @@ class PowerPath:
         X, Z = self.M
         total = float(self.x @ self.s + np.vdot(X, Z) + X[2] @ Z[2])
         self.mu = total / (self.x.size + 2 * X.shape[1])
-        value = self.t if self.worst else float(self.w @ (self.p.base + self._sum(X[1]))[self.p.burn_in :])
+        value = (
+            self.t
+            if self.worst
+            else float(self.w @ (self.p.base + self._sum(X[1]))[self.p.burn_in :])
+        )
         self.gap = total / abs(value)
 
     def step(self) -> bool:
         """One predictor-corrector step; False when rounding leaves no way forward."""
         n = self.rows.size
         if self.waiting.size:
-            self._admit(max(8, n // 2), 3 * self.mu / self.s[self.boxes : self.boxes + n].sum())
+            self._admit(
+                max(8, n // 2), 3 * self.mu / self.s[self.boxes : self.boxes + n].sum()
+            )
         M, (X, Z), x, s = self.M, self.M, self.x, self.s
         P, det_p, det, both, trace, adj = self._scaling()
         if not self._factor(P, det_p):
             return False
         # Predictor: how far could we go if we aimed at a gap of zero?
         dA, rel, _ = self._direction(np.zeros(x.size), np.zeros(P.shape))
-        half, prod = 0.5 * (X[1] * dA[0] + X[0] * dA[1]) / det[0], dA[0] * dA[1] / det[0]
-        spread = np.sqrt(np.maximum(half * half - prod, 0.0))  # half -+ spread: eigenvalues of X^-1 dX
-        length = 1 / max(1.0, _max(spread - half), -_min(rel), 1 + _max(half + spread), 1 + _max(rel))
+        half, prod = (
+            0.5 * (X[1] * dA[0] + X[0] * dA[1]) / det[0],
+            dA[0] * dA[1] / det[0],
+        )
+        spread = np.sqrt(
+            np.maximum(half * half - prod, 0.0)
+        )  # half -+ spread: eigenvalues of X^-1 dX
+        length = 1 / max(
+            1.0, _max(spread - half), -_min(rel), 1 + _max(half + spread), 1 + _max(rel)
+        )
         # Floors close to what a budget allows leave a thin interior: there, hurrying loses the way.
         target = self.mu * max(0.1 if self.floored.size else 0.0, (1 - length) ** 1.5)
         # Corrector: aim at `target`, with the predictor's second-order error taken off (worked out for 2x2 matrices).
@@ -133,16 +176,28 @@ class PowerPath:
         dM[0, 2] = 0.0
         dM[1] = Q - Z - (P[0] * dA[0] + P[1] * dA[1]) * P
         dM[1, :2] += det_p * dA[::-1]
-        half = (0.5 * (M[:, 0] * dM[:, 1] + M[:, 1] * dM[:, 0]) - M[:, 2] * dM[:, 2]) / det
+        half = (
+            0.5 * (M[:, 0] * dM[:, 1] + M[:, 1] * dM[:, 0]) - M[:, 2] * dM[:, 2]
+        ) / det
         prod = (dM[:, 0] * dM[:, 1] - dM[:, 2] * dM[:, 2]) / det
         low = _max(np.sqrt(np.maximum(half * half - prod, 0.0)) - half, axis=1)
-        keep = 0.9 + 0.1 * length  # stay off the boundary, the less so the better the predictor did
-        go, go_s = keep / max(1.0, low[0], -_min(rel)), keep / max(1.0, low[1], -_min(rel_s))
+        keep = (
+            0.9 + 0.1 * length
+        )  # stay off the boundary, the less so the better the predictor did
+        go, go_s = (
+            keep / max(1.0, low[0], -_min(rel)),
+            keep / max(1.0, low[1], -_min(rel_s)),
+        )
         if not go + go_s > 1e-3:  # also when they are nan
             return False
         dM[0] *= go
         dM[1] *= go_s
-        self.M, self.t, self.x, self.s = M + dM, self.t + go * dt, x + go * (x * rel), s + go_s * (s * rel_s)
+        self.M, self.t, self.x, self.s = (
+            M + dM,
+            self.t + go * dt,
+            x + go * (x * rel),
+            s + go_s * (s * rel_s),
+        )
         if self.worst:
             self.w = self.s[self.boxes + self.rows.size :]
         self.M[1, 1] = self._spread(self.w)
@@ -160,15 +215,27 @@ class PowerPath:
         root_x, root_z = np.sqrt(det)
         both, inner, adj = root_x * root_z, X * Z, X[[1, 0, 2]]
         adj[2] *= -1
-        trace = np.sqrt(np.maximum(inner[0] + inner[1] + 2 * inner[2], 2 * both) + 2 * both)
-        return (Z / root_z + adj / root_x) * (root_z / trace), root_z / root_x, det, both, trace, adj
+        trace = np.sqrt(
+            np.maximum(inner[0] + inner[1] + 2 * inner[2], 2 * both) + 2 * both
+        )
+        return (
+            (Z / root_z + adj / root_x) * (root_z / trace),
+            root_z / root_x,
+            det,
+            both,
+            trace,
+            adj,
+        )
 
     def _factor(self, P: Array, det_p: Array) -> bool:
         """Eliminate a, then v (tridiagonal in terms of L v), then t; what is left is one equation per device."""
         n, S, r, E, P2 = self.rows.size, self.p.cap.size, self.r, self.E, P * P
         D: Array = self.s / self.x
         self.Dq = D[self.boxes : self.boxes + n]
-        self.price, self.free = self.s[self.boxes : self.boxes + n] @ E, 1 - E @ self.M[0, 0]
+        self.price, self.free = (
+            self.s[self.boxes : self.boxes + n] @ E,
+            1 - E @ self.M[0, 0],
+        )
         box = D[:S].copy()
         box[self.floored] += D[S : self.boxes]
         self.k1 = P2[0] + box
@@ -178,7 +245,9 @@ class PowerPath:
             Dp, diag = D[self.boxes + n :], self.k2.copy()
             diag[self.p.burn_in :] += Dp
             diag[:-1] += r * r * self.k2[1:]
-            off = -r * self.k2[1:] if S > 1 else np.zeros(1)  # LAPACK's wrapper wants one entry even then
+            off = (
+                -r * self.k2[1:] if S > 1 else np.zeros(1)
+            )  # LAPACK's wrapper wants one entry even then
             self.diag, self.off, info = dpttrf(diag, off)
             if info:
                 return False
@@ -214,7 +283,11 @@ class PowerPath:
         at_budget = slice(self.boxes, self.boxes + n)
         f1 = Q[0] + g[:S] - self.price
         f1[self.floored] -= g[S : self.boxes]
-        f2 = Q[1] + self._spread(g[at_budget.stop :]) if self.worst else Q[1] - self.M[1, 1]
+        f2 = (
+            Q[1] + self._spread(g[at_budget.stop :])
+            if self.worst
+            else Q[1] - self.M[1, 1]
+        )
         right = -self.free - g[at_budget] / self.Dq
         v = self._noise(f2 - self.k3 * f1)
         right += E @ (f1 / self.k1 - self.k3 * v)

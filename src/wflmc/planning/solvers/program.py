@@ -26,7 +26,9 @@ class Program:
     over the rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
     """
 
-    active: NDArray[Any]  # [S, K], at least one device in every round; or its probability, for forecasts
+    active: NDArray[
+        Any
+    ]  # [S, K], at least one device in every round; or its probability, for forecasts
     budget: Array  # [K] > 0, may be inf
     cap: Array  # [S] > 0
     cost: Array  # [S] > 0
@@ -56,11 +58,15 @@ def dual(p: Program, w: Array, lam: Array) -> tuple[float, Array]:
     weight = p.cost * backward(w, p.decay)
     # The minimiser of weight/a + price*a; without a weight it is the floor, without a price the cap.
     with np.errstate(over="ignore"):
-        a = np.sqrt(np.divide(weight, price, out=np.full_like(weight, np.inf), where=price > 0))
+        a = np.sqrt(
+            np.divide(weight, price, out=np.full_like(weight, np.inf), where=price > 0)
+        )
     a = np.where(weight > 0, np.clip(a, p.floor, p.cap), p.floor)
     paid = np.divide(weight, a, out=np.zeros_like(a), where=(weight > 0) & (a > 0))
     priced = lam > 0  # an infinite budget must have no price
-    return float(w @ p.base + (np.sum(paid + price * a) - lam[priced] @ p.budget[priced])), a
+    return float(
+        w @ p.base + (np.sum(paid + price * a) - lam[priced] @ p.budget[priced])
+    ), a
 
 
 def _blocks(active: Bools) -> Iterator[slice]:
@@ -71,25 +77,33 @@ def _blocks(active: Bools) -> Iterator[slice]:
 
 def price_of_rounds(active: Bools, lam: Array) -> Array:
     """sum_k active[s,k] lam[k], shape [S]."""
-    used = np.flatnonzero(lam)  # mostly few: only their columns need turning into floats
+    used = np.flatnonzero(
+        lam
+    )  # mostly few: only their columns need turning into floats
     return np.concatenate([active[i][:, used] @ lam[used] for i in _blocks(active)])
 
 
 def tightest(active: Bools, value: Array) -> Array:
     """The smallest value[k] among the devices active in each round, shape [S]."""
-    return np.concatenate([np.where(active[i], value, np.inf).min(1) for i in _blocks(active)])
+    return np.concatenate(
+        [np.where(active[i], value, np.inf).min(1) for i in _blocks(active)]
+    )
 
 
 class Usage:
     """What each device spends on a plan, without holding a float copy of a large activity matrix."""
 
     def __init__(self, active: Bools) -> None:
-        self.active: NDArray[Any] = active.astype(np.float64) if active.size <= _BLOCK else active
+        self.active: NDArray[Any] = (
+            active.astype(np.float64) if active.size <= _BLOCK else active
+        )
         self.blocks = list(_blocks(active))
 
     def __call__(self, a: Array) -> Array:
         """sum_s active[s,k] a[s], shape [K]."""
-        parts = [a[i] @ self.active[i].astype(np.float64, copy=False) for i in self.blocks]
+        parts = [
+            a[i] @ self.active[i].astype(np.float64, copy=False) for i in self.blocks
+        ]
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
 
 
@@ -101,12 +115,18 @@ def solve_by_cvxpy(program: Program) -> Array:
     try:
         cp: Any = importlib.import_module("cvxpy")
     except ImportError:
-        raise InputError("solver", "cvxpy", "'own' unless cvxpy is installed: pip install 'wflmc[convex]'") from None
+        raise InputError(
+            "solver",
+            "cvxpy",
+            "'own' unless cvxpy is installed: pip install 'wflmc[convex]'",
+        ) from None
     rounds = program.cap.size
     # Units in which a and the noise are near 1: without them Clarabel is off by per cents, on either side.
     share = np.median(program.budget) / max(1, program.active.sum(0).max())
     unit = float(np.median(np.minimum(program.cap, share)))
-    scale = float(np.median(program.cost)) / unit / (1 - float(np.median(program.decay)))
+    scale = (
+        float(np.median(program.cost)) / unit / (1 - float(np.median(program.decay)))
+    )
     a, noise, total = cp.Variable(rounds), cp.Variable(rounds), cp.Variable(rounds)
     budget = np.minimum(program.budget, 2 * program.cap.sum()) / unit
     limits = [
@@ -117,10 +137,18 @@ def solve_by_cvxpy(program: Program) -> Array:
         program.active.T.astype(float) @ a <= budget,
     ]
     if rounds > 1:
-        limits.append(total[1:] == cp.multiply(program.decay[1:], total[:-1]) + noise[1:])
+        limits.append(
+            total[1:] == cp.multiply(program.decay[1:], total[:-1]) + noise[1:]
+        )
     kept = (total + program.base / scale)[program.burn_in :]
-    goal = cp.max(kept) if program.objective == "worst" else cp.sum(kept) / (rounds - program.burn_in)
+    goal = (
+        cp.max(kept)
+        if program.objective == "worst"
+        else cp.sum(kept) / (rounds - program.burn_in)
+    )
     cp.Problem(cp.Minimize(goal), limits).solve(solver=cp.CLARABEL)
     if a.value is None:
-        raise InputError("solver", "cvxpy", "'own' for this problem: Clarabel found no solution")
+        raise InputError(
+            "solver", "cvxpy", "'own' for this problem: Clarabel found no solution"
+        )
     return np.asarray(a.value) * unit

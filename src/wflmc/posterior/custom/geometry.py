@@ -116,7 +116,9 @@ class UnsettledPilotError(GeometryError):
         direction: along which chains spread the most, [m].
     """
 
-    def __init__(self, *, growth: float, curvature: float, expansion: float, direction: Array) -> None:
+    def __init__(
+        self, *, growth: float, curvature: float, expansion: float, direction: Array
+    ) -> None:
         self.is_collapsed = expansion > COLLAPSED
         remedy = "a parameter with shorter tails, as of HalfNormal in place of HalfCauchy for all scales"
         if self.is_collapsed:
@@ -177,8 +179,12 @@ class PilotChains:
         points = np.zeros((CHAINS, dim))
         state = PhasePoint(points, points)
         normals = np.zeros((KEPT_ROUNDS, CHAINS, dim))
-        self._rounds = compiler.start(partial(_rounds, cost), affine, state, normals, STEP, 1.0)
-        self._power_method = compiler.start(partial(_power_method, cost), affine, points, points)
+        self._rounds = compiler.start(
+            partial(_rounds, cost), affine, state, normals, STEP, 1.0
+        )
+        self._power_method = compiler.start(
+            partial(_power_method, cost), affine, points, points
+        )
 
     def move(
         self,
@@ -251,7 +257,9 @@ def _rounds(
     """Return where chains are after some rounds, and all their positions."""
     slope = jax.grad(lambda at: cost(affine.parameters(at)))
 
-    def body(state: PhasePoint[jax.Array], draws: jax.Array) -> tuple[PhasePoint[jax.Array], jax.Array]:
+    def body(
+        state: PhasePoint[jax.Array], draws: jax.Array
+    ) -> tuple[PhasePoint[jax.Array], jax.Array]:
         gradient = jax.vmap(slope)(MOTION.gradient_position(state, step_size))
         moved = MOTION.step(
             state,
@@ -272,7 +280,9 @@ class CoordinateSearch:
     All of it is to be done in float64.
     """
 
-    def __init__(self, compiler: Compiler, cost: Cost, dim: int, *, by_pilot: bool) -> None:
+    def __init__(
+        self, compiler: Compiler, cost: Cost, dim: int, *, by_pilot: bool
+    ) -> None:
         """Have the programs compiled.
 
         Args:
@@ -317,7 +327,15 @@ def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
         good = np.isfinite(value) and np.all(np.isfinite(gradient))
         return (value, gradient @ matrix) if good else (1e300, np.zeros(start.size))
 
-    zero, search = 0 * start, partial(scipy.optimize.minimize, method="L-BFGS-B", jac=True, options={"maxiter": 300})
+    zero, search = (
+        0 * start,
+        partial(
+            scipy.optimize.minimize,
+            method="L-BFGS-B",
+            jac=True,
+            options={"maxiter": 300},
+        ),
+    )
     before, theta = start, start + free * search(moved, zero, (start, np.diag(free))).x
     for _ in range(SEARCHES):
         hessian = derivatives.hessian(theta)
@@ -326,20 +344,38 @@ def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
         # As after Newton's step with the sign of every curvature mended, which leaves saddle points behind.
         scale = np.maximum(np.abs(np.diag(hessian)), 1e-30) ** -0.5
         values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
-        matrix = scale[:, None] * vectors / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
+        matrix = (
+            scale[:, None]
+            * vectors
+            / np.sqrt(np.maximum(np.abs(values), FLAT * np.abs(values).max()))
+        )
         before, theta = theta, theta + matrix @ search(moved, zero, (theta, matrix)).x
     if not np.all(np.isfinite(hessian)):
-        raise NoModeError("the Hessian is nan or infinite where the search for one ended,", theta - before)
+        raise NoModeError(
+            "the Hessian is nan or infinite where the search for one ended,",
+            theta - before,
+        )
     value, pull = moved(zero, theta, matrix)
     if not pull @ pull < 1e-2:
-        raise NoModeError("−log p still falls where the search for one ended,", theta - before)
+        raise NoModeError(
+            "−log p still falls where the search for one ended,", theta - before
+        )
     if values[0] < -SADDLE:
-        raise NoModeError("−log p curves downwards where the search for one ended,", matrix[:, 0])
-    for step in matrix.T:  # where the cost is far from quadratic, a standard deviation is shorter
-        while not max(derivatives.value(theta + sign * step) for sign in (-1, 1)) < value + STEEP:
+        raise NoModeError(
+            "−log p curves downwards where the search for one ended,", matrix[:, 0]
+        )
+    for step in (
+        matrix.T
+    ):  # where the cost is far from quadratic, a standard deviation is shorter
+        while (
+            not max(derivatives.value(theta + sign * step) for sign in (-1, 1))
+            < value + STEEP
+        ):
             step /= 2
     steps = np.concatenate([matrix.T, -matrix.T])
-    rise = np.nan_to_num([derivatives.value(theta + AWAY * step) - value for step in steps], nan=np.inf)
+    rise = np.nan_to_num(
+        [derivatives.value(theta + AWAY * step) - value for step in steps], nan=np.inf
+    )
     if rise.min() < np.log(AWAY):
         raise NoModeError("−log p does not rise", steps[rise.argmin()])
     return Affine(theta, matrix)
@@ -363,15 +399,22 @@ def refine(chains: PilotChains, affine: Affine) -> tuple[Affine, float]:
     dim = affine.centre.size
     at_mode = affine
     first, *keys = threefry.split(PILOT_KEY, MOST_PASSES + 1)
-    long_keys = threefry.split(threefry.fold_in(PILOT_KEY, 1), LONG_PASSES * LONG_PASS_RUNS)
+    long_keys = threefry.split(
+        threefry.fold_in(PILOT_KEY, 1), LONG_PASSES * LONG_PASS_RUNS
+    )
     phi = threefry.normals(first[None], (CHAINS, dim))[0]
     curvature = GUESS
     settled = 0
     growth, vectors = np.full(dim, np.inf), np.eye(dim)
     weight = EFFECTIVE / (EFFECTIVE + 5 * dim)
     uneven: tuple[Affine, float] = affine, UNEVEN
-    for pass_keys in [*([key] for key in keys), *long_keys.reshape(LONG_PASSES, LONG_PASS_RUNS, 2)]:
-        draws, largest = _simulate(chains, affine, phi, step_size=STEP / curvature**0.5, keys=pass_keys)
+    for pass_keys in [
+        *([key] for key in keys),
+        *long_keys.reshape(LONG_PASSES, LONG_PASS_RUNS, 2),
+    ]:
+        draws, largest = _simulate(
+            chains, affine, phi, step_size=STEP / curvature**0.5, keys=pass_keys
+        )
         if not np.all(np.abs(draws) < LOST) or not np.isfinite(largest):
             phi, curvature = phi / 2, 4 * curvature
             continue
@@ -423,11 +466,15 @@ def _simulate(
         point = PhasePoint(phi, velocity)
         for round_keys in np.split(run_keys[1:], ROUNDS // KEPT_ROUNDS):
             normals = threefry.normals(round_keys, phi.shape)
-            point, positions = chains.move(affine, point, normals=normals, step_size=step_size)
+            point, positions = chains.move(
+                affine, point, normals=normals, step_size=step_size
+            )
         draws.append(positions)
         phi = positions[-1]
         curvatures.append(chains.largest_curvature(affine, phi, velocity))
-    return np.concatenate(draws), max(curvatures, key=lambda value: value if np.isfinite(value) else np.inf)
+    return np.concatenate(draws), max(
+        curvatures, key=lambda value: value if np.isfinite(value) else np.inf
+    )
 
 
 def _expansion(before: Affine, after: Affine) -> float:
@@ -450,12 +497,22 @@ def eigenvalues(product: Callable[[Array], Array], dim: int) -> Array:
         return np.asarray(np.linalg.eigvalsh((matrix + matrix.T) / 2))
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-    whole = LinearOperator((dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float)
+    whole = LinearOperator(
+        (dim, dim), matvec=lambda v: product(np.ravel(v)), dtype=float
+    )
     start = np.random.default_rng(0).standard_normal(dim)
     ends = np.full(2, np.nan)
     for number, which in enumerate(("SA", "LA")):
         with suppress(ArpackNoConvergence):
-            ends[number] = eigsh(whole, 1, which=which, v0=start, tol=1e-3, maxiter=100, return_eigenvectors=False)[0]
+            ends[number] = eigsh(
+                whole,
+                1,
+                which=which,
+                v0=start,
+                tol=1e-3,
+                maxiter=100,
+                return_eigenvectors=False,
+            )[0]
     return ends
 
 
@@ -471,13 +528,22 @@ def find_mode(
         cost: its value and gradient at θ[m].
         product: the Hessian at θ[m] times v[m].
     """
-    best = scipy.optimize.minimize(cost, start, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 30})
+    best = scipy.optimize.minimize(
+        cost,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": steps, "maxcor": 30},
+    )
     mode = np.asarray(best.x, dtype=float)
     value, gradient = cost(mode)
     # The optimiser's own word is no measure: it ends "abnormally" where float32 has no lower value to offer.
     if _gain(gradient, product(mode, gradient)) <= SETTLED + PRECISION * abs(value):
         return mode, ""
-    return mode, f"the search stopped where the gradient's norm is still {np.linalg.norm(gradient):.3g}"
+    return (
+        mode,
+        f"the search stopped where the gradient's norm is still {np.linalg.norm(gradient):.3g}",
+    )
 
 
 def _gain(gradient: Array, product: Array) -> float:

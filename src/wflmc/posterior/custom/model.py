@@ -20,7 +20,12 @@ from wflmc.posterior.coordinates import Affine, Points
 from wflmc.posterior.custom.precision import in_float32
 from wflmc.sums.independence import Traced, check_independence, nested_jaxprs
 from wflmc.sums.norms import row_norms
-from wflmc.sums.record_gradients import RecordGradient, inline_call, map_equations, run_traced
+from wflmc.sums.record_gradients import (
+    RecordGradient,
+    inline_call,
+    map_equations,
+    run_traced,
+)
 from wflmc.support.errors import Found, InputError
 from wflmc.support.keys import digest
 from wflmc.support.trees import ArrayTree, DrawFunction, NumericArray, Values
@@ -35,7 +40,9 @@ LogPrior: TypeAlias = Callable[..., ArrayLike]
 """log p(θ) up to a constant, of the parameters, in the pytree that a model has."""
 ModelFunction: TypeAlias = Callable[..., ArrayTree]
 """A function of pytrees of a model, such as (parameters, input), to another pytree."""
-ShapeTree: TypeAlias = jax.ShapeDtypeStruct | Mapping[str, "ShapeTree"] | Sequence["ShapeTree"] | None
+ShapeTree: TypeAlias = (
+    jax.ShapeDtypeStruct | Mapping[str, "ShapeTree"] | Sequence["ShapeTree"] | None
+)
 """A pytree of shapes and types in place of arrays."""
 INDEX = "_example"
 """The number of an example, among its data, where a model of another library asks for it."""
@@ -89,8 +96,13 @@ class ParameterLayout:
     def unflatten(self, theta: NumericArray) -> ArrayTree:
         """Return θ[..., m] as the parameters, every leaf with the same leading axes."""
         edges = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        flat = (jnp if isinstance(theta, jax.Array) else np).split(theta, edges, axis=-1)
-        leaves = [part.reshape((*part.shape[:-1], *shape)) for part, shape in zip(flat, self.shapes, strict=True)]
+        flat = (jnp if isinstance(theta, jax.Array) else np).split(
+            theta, edges, axis=-1
+        )
+        leaves = [
+            part.reshape((*part.shape[:-1], *shape))
+            for part, shape in zip(flat, self.shapes, strict=True)
+        ]
         parameters: ArrayTree = jax.tree.unflatten(self.structure, leaves)
         return parameters
 
@@ -130,12 +142,16 @@ class TracedModel(ParameterLayout):
 
         def cost(leaves: list[jax.Array], example: list[jax.Array]) -> jax.Array:
             if self.space is not None:
-                return self.cost(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example)
+                return self.cost(
+                    jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), example
+                )
             inlined = map_equations(self.likelihood, inline_call)
             return run_traced(inlined, *leaves, *example)[0]
 
         arrays = [np.zeros(one.shape, one.dtype) for one in self.likelihood.in_avals]
-        return RecordGradient(cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :])
+        return RecordGradient(
+            cost, arrays[: len(self.shapes)], arrays[len(self.shapes) :]
+        )
 
     def prior_cost(self, theta: jax.Array) -> jax.Array:
         """Return −log p(θ), up to a constant."""
@@ -162,12 +178,22 @@ class TracedModel(ParameterLayout):
 def checked_arrays(key: str, data: ArrayTree) -> tuple[ArrayTree, int]:
     """Return a pytree of examples as NumPy arrays, and the number of examples."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(data)
-    arrays = [_checked_array(key + jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    arrays = [
+        _checked_array(key + jax.tree_util.keystr(path), leaf) for path, leaf in leaves
+    ]
     shapes = [array.shape for array in arrays]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0] or not shapes[0][0]:
         wanted = "(X, y) of at least one example; np.asarray makes one of a list of numbers or rows"
-        given = Found(f"has arrays of shapes {', '.join(map(str, shapes[:6]))}" if arrays else "has no arrays")
-        raise InputError(key, given, f"an array, or arrays, with the examples along one first axis, such as {wanted}")
+        given = Found(
+            f"has arrays of shapes {', '.join(map(str, shapes[:6]))}"
+            if arrays
+            else "has no arrays"
+        )
+        raise InputError(
+            key,
+            given,
+            f"an array, or arrays, with the examples along one first axis, such as {wanted}",
+        )
     return jax.tree.unflatten(structure, arrays), shapes[0][0]
 
 
@@ -183,7 +209,9 @@ def _checked_array(key: str, leaf: ArrayLike) -> np.ndarray:
         held = np.iinfo(accelerator_dtype(array.dtype))
         if int(array.min()) < held.min or int(array.max()) > held.max:
             allowed = f"whole numbers from {held.min} up to {held.max}: scale them, or give floats"
-            raise InputError(key, Found(f"has whole numbers that {held.dtype} cannot hold"), allowed)
+            raise InputError(
+                key, Found(f"has whole numbers that {held.dtype} cannot hold"), allowed
+            )
     return array
 
 
@@ -200,7 +228,11 @@ def checked_parameters(
     arrays = [np.asarray(leaf, dtype=float) for _, leaf in leaves]
     flat = np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
     if not flat.size or not np.all(np.isfinite(flat)):
-        raise InputError("initial", Found("has no parameters, or nan or infinite ones"), "at least one array, finite")
+        raise InputError(
+            "initial",
+            Found("has no parameters, or nan or infinite ones"),
+            "at least one array, finite",
+        )
     return flat, structure, tuple(array.shape for array in arrays)
 
 
@@ -209,7 +241,11 @@ def accelerator_dtype(dtype: DTypeLike) -> np.dtype:
     given = np.dtype(dtype)
     if given.kind == "f":
         return np.dtype(np.float32)
-    return np.dtype(f"{given.kind}4") if given.kind in "iu" and given.itemsize > 4 else given
+    return (
+        np.dtype(f"{given.kind}4")
+        if given.kind in "iu" and given.itemsize > 4
+        else given
+    )
 
 
 def on_device(values: Points) -> Points:
@@ -231,8 +267,12 @@ def shape_of(
         shapes: ShapeTree = jax.eval_shape(call, *arguments)
         return shapes
     except Exception as error:  # whatever a person's function may raise
-        said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200].rstrip(".: ")
-        if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):  # values that are only being traced
+        said = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][
+            :200
+        ].rstrip(".: ")
+        if isinstance(
+            error, jax.errors.JAXTypeError | jax.errors.JAXIndexError
+        ):  # values that are only being traced
             wanted += ": use jax.numpy in place of numpy and float(), and jnp.where in place of if, range(n) and masks"
         raise InputError(key, Found(f"fails: {said}"), wanted) from error
 
@@ -240,9 +280,19 @@ def shape_of(
 def _check_number(key: str, wanted: str, result: ShapeTree, *kinds: DTypeLike) -> None:
     """Refuse the shapes of a function's result where that is not one number of these kinds."""
     leaves = jax.tree.leaves(result)
-    if len(leaves) != 1 or leaves[0].shape != () or not any(jnp.issubdtype(leaves[0].dtype, kind) for kind in kinds):
-        shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
-        raise InputError(key, Found(f"returns {shown}"), f"{wanted}, that returns one floating-point number")
+    if (
+        len(leaves) != 1
+        or leaves[0].shape != ()
+        or not any(jnp.issubdtype(leaves[0].dtype, kind) for kind in kinds)
+    ):
+        shown = (
+            ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
+        )
+        raise InputError(
+            key,
+            Found(f"returns {shown}"),
+            f"{wanted}, that returns one floating-point number",
+        )
 
 
 def _shapes_of(tree: ArrayTree) -> str:
@@ -284,15 +334,25 @@ def trace_model(
     def prior(theta: jax.Array) -> ArrayLike:
         return log_prior(layout.unflatten(theta))
 
-    found = shape_of("log_likelihood", log_likelihood, wanted, likelihood, theta, example)
+    found = shape_of(
+        "log_likelihood", log_likelihood, wanted, likelihood, theta, example
+    )
     _check_number("log_likelihood", wanted, found, jnp.floating)
     found = shape_of("log_prior", log_prior, alone, prior, theta)
-    _check_number("log_prior", alone, found, jnp.floating, jnp.integer)  # 0 is the usual flat one
+    _check_number(
+        "log_prior", alone, found, jnp.floating, jnp.integer
+    )  # 0 is the usual flat one
     with jax.default_matmul_precision("highest"):
         parameters = layout.unflatten(theta)
-        cost = jax.make_jaxpr(lambda p, e: -jnp.asarray(log_likelihood(p, e), theta.dtype))(parameters, example)
-        prior_cost = jax.make_jaxpr(lambda p: -jnp.asarray(log_prior(p), theta.dtype))(parameters)
-    check_independence("log_likelihood", cost)  # before a gradient, which of some operations there is none
+        cost = jax.make_jaxpr(
+            lambda p, e: -jnp.asarray(log_likelihood(p, e), theta.dtype)
+        )(parameters, example)
+        prior_cost = jax.make_jaxpr(lambda p: -jnp.asarray(log_prior(p), theta.dtype))(
+            parameters
+        )
+    check_independence(
+        "log_likelihood", cost
+    )  # before a gradient, which of some operations there is none
     check_independence("log_prior", prior_cost)
     model = TracedModel(
         structure=layout.structure,
@@ -307,13 +367,28 @@ def trace_model(
     check_independence("log_prior", prior_gradient)
     gradients = gradient, prior_gradient
     inputs = {id(variable) for variable in gradient.jaxpr.invars[1:]}
-    if not any(id(value) in inputs for equation in gradient.jaxpr.eqns for value in equation.invars):
+    if not any(
+        id(value) in inputs
+        for equation in gradient.jaxpr.eqns
+        for value in equation.invars
+    ):
         instead = "data that it takes from elsewhere would count once for every example of every device"
-        raise InputError("log_likelihood", Found("does not look at its example"), f"{wanted}: {instead}")
-    parts = [text.encode() for text in (str(model.structure), str(model.shapes), *map(str, gradients))]
+        raise InputError(
+            "log_likelihood",
+            Found("does not look at its example"),
+            f"{wanted}: {instead}",
+        )
+    parts = [
+        text.encode()
+        for text in (str(model.structure), str(model.shapes), *map(str, gradients))
+    ]
     inner = [jaxpr for one in gradients for jaxpr in nested_jaxprs(one)]
     constants = [value for jaxpr in inner for value in getattr(jaxpr, "consts", ())]
-    return replace(model, name=digest(*parts, *map(_plain, constants)), numbers=max(1, result_size(cost)))
+    return replace(
+        model,
+        name=digest(*parts, *map(_plain, constants)),
+        numbers=max(1, result_size(cost)),
+    )
 
 
 def _trace_together(model: TracedModel, data: ArrayTree) -> "list[ClosedJaxpr]":
@@ -329,7 +404,11 @@ def _trace_together(model: TracedModel, data: ArrayTree) -> "list[ClosedJaxpr]":
         return jnp.sum(together(model.unflatten(theta), examples))
 
     examples = jax.tree.map(lambda array: on_device(array[:2]), data)
-    return [jax.make_jaxpr(jax.value_and_grad(total))(np.zeros(model.dim, np.float32), examples)]
+    return [
+        jax.make_jaxpr(jax.value_and_grad(total))(
+            np.zeros(model.dim, np.float32), examples
+        )
+    ]
 
 
 def _plain(value: ArrayLike) -> np.ndarray:
@@ -340,7 +419,12 @@ def _plain(value: ArrayLike) -> np.ndarray:
 
 def result_size(jaxpr: Traced) -> int:
     """Return how many numbers all equations of a jaxpr compute."""
-    outputs = (out for inner in nested_jaxprs(jaxpr) for equation in inner.eqns for out in equation.outvars)
+    outputs = (
+        out
+        for inner in nested_jaxprs(jaxpr)
+        for equation in inner.eqns
+        for out in equation.outvars
+    )
     return sum(int(np.prod(getattr(out.aval, "shape", ()))) for out in outputs)
 
 
@@ -364,12 +448,18 @@ def per_example(
     examples: ArrayTree,
 ) -> ArrayTree:
     """Return function(draw, example) for all of draws[D, ...] and examples[n, ...], [D, n, ...]."""
-    numbers = result_size(jax.make_jaxpr(function)(*jax.tree.map(lambda values: values[0], (draws, examples))))
+    numbers = result_size(
+        jax.make_jaxpr(function)(
+            *jax.tree.map(lambda values: values[0], (draws, examples))
+        )
+    )
     count, many = (len(jax.tree.leaves(values)[0]) for values in (draws, examples))
     at_a_time = int(np.clip(WORKING_BYTES // (4 * count * max(1, numbers)), 1, many))
 
     def of(draw: ArrayTree) -> ArrayTree:
-        return jax.lax.map(lambda example: function(draw, example), examples, batch_size=at_a_time)
+        return jax.lax.map(
+            lambda example: function(draw, example), examples, batch_size=at_a_time
+        )
 
     return jax.vmap(of)(draws)
 
@@ -384,7 +474,14 @@ def predictive_mean(
     given = jax.tree.map(jnp.asarray, checked_arrays("inputs", inputs)[0])
     one = jax.tree.map(lambda values: values[0], given)
     wanted = f"a JAX function of (parameters, input), with ONE of the inputs of shape {_shapes_of(one)}"
-    shape_of("function", function, wanted, lambda at, u: function(model.values(at), u), theta[0, 0], one)
+    shape_of(
+        "function",
+        function,
+        wanted,
+        lambda at, u: function(model.values(at), u),
+        theta[0, 0],
+        one,
+    )
     return _predictive_mean(model, function, theta, given)
 
 
@@ -400,8 +497,15 @@ def _predictive_mean(
         return jax.vmap(lambda given: function(values, given))(inputs)
 
     def chain(draws: jax.Array) -> ArrayTree:
-        first = jax.tree.map(lambda shape: jnp.zeros(shape.shape, jnp.float32), jax.eval_shape(at, draws[0]))
-        total = jax.lax.scan(lambda so_far, draw: (jax.tree.map(jnp.add, so_far, at(draw)), None), first, draws)[0]
+        first = jax.tree.map(
+            lambda shape: jnp.zeros(shape.shape, jnp.float32),
+            jax.eval_shape(at, draws[0]),
+        )
+        total = jax.lax.scan(
+            lambda so_far, draw: (jax.tree.map(jnp.add, so_far, at(draw)), None),
+            first,
+            draws,
+        )[0]
         return jax.tree.map(lambda values: values / draws.shape[0], total)
 
     return jax.lax.map(chain, theta)

@@ -15,7 +15,13 @@ from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
 from wflmc.posterior.base import STATIC, Maybe, Posterior, check_device
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
-from wflmc.posterior.custom.geometry import CoordinateSearch, GeometryError, NoModeError, eigenvalues, find_mode
+from wflmc.posterior.custom.geometry import (
+    CoordinateSearch,
+    GeometryError,
+    NoModeError,
+    eigenvalues,
+    find_mode,
+)
 from wflmc.posterior.custom.precision import in_float32, in_float64
 from wflmc.posterior.custom.start import StartCheck
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
@@ -89,7 +95,11 @@ class CustomPosterior(Shown, Posterior):
     start_is_estimate = True
 
     def _facts(self) -> dict[str, int | float | None]:
-        facts = {"devices": self.devices, "examples": int(np.sum(self.sizes)), "parameters": self.dim}
+        facts = {
+            "devices": self.devices,
+            "examples": int(np.sum(self.sizes)),
+            "parameters": self.dim,
+        }
         return {**facts, "batch": self.batch, "mu": self.mu, "L": self.L}
 
     @property
@@ -128,7 +138,11 @@ class CustomPosterior(Shown, Posterior):
     def _checked(self, theta: Theta, axes: str = "...") -> Theta:
         """Refuse what is not θ[axes, m]."""
         shape = np.shape(theta)
-        if not shape or shape[-1] != self.dim or (axes != "..." and len(shape) != 2 + axes.count(",")):
+        if (
+            not shape
+            or shape[-1] != self.dim
+            or (axes != "..." and len(shape) != 2 + axes.count(","))
+        ):
             wanted = f"theta[{axes}, m] with m = {self.dim} parameters"
             raise InputError("theta", Found(f"has the shape {shape}"), wanted)
         return theta
@@ -137,10 +151,19 @@ class CustomPosterior(Shown, Posterior):
         """Draw a start, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
         check_init(init)
         draw = jax.random.normal(key, (self.dim,))
-        return 0.0 * draw if init == "zero" else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
+        return (
+            0.0 * draw
+            if init == "zero"
+            else jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
+        )
 
     def unrounded_sum(
-        self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe = None, example_clip: Maybe = None
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe = None,
+        example_clip: Maybe = None,
     ) -> ClippedSum:
         """Return `clipped_sum` before it is rounded.
 
@@ -154,16 +177,29 @@ class CustomPosterior(Shown, Posterior):
             return _one_chain_at_a_time(self, theta, weight, clip, key, example_clip)
         return self._sum(theta, weight, clip, key, example_clip)
 
-    def _sum(self, theta: jax.Array, weight: jax.Array, clip: jax.Array, key: Maybe, example_clip: Maybe) -> ClippedSum:
+    def _sum(
+        self,
+        theta: jax.Array,
+        weight: jax.Array,
+        clip: jax.Array,
+        key: Maybe,
+        example_clip: Maybe,
+    ) -> ClippedSum:
         if example_clip is None:
-            return sums.device_clipped_sum(self._model_gradients, self._held, theta, weight, clip, key)
-        return sums.record_clipped_sum(self._model_gradients, self._held, theta, weight, clip, example_clip, key)
+            return sums.device_clipped_sum(
+                self._model_gradients, self._held, theta, weight, clip, key
+            )
+        return sums.record_clipped_sum(
+            self._model_gradients, self._held, theta, weight, clip, example_clip, key
+        )
 
     @property
     def _held(self) -> sums.DeviceRecords:
         """The records of every device, [K', ...]."""
         padded = jax.tree.leaves(self.data)[0].shape[0]
-        sizes = jnp.pad(jnp.asarray(self.sizes), (0, padded - self.devices), mode="edge")
+        sizes = jnp.pad(
+            jnp.asarray(self.sizes), (0, padded - self.devices), mode="edge"
+        )
         return sums.DeviceRecords(self.data, sizes, self.first + jnp.arange(padded))
 
     @property
@@ -181,7 +217,9 @@ class CustomPosterior(Shown, Posterior):
 
     def _gradient(self, theta: jax.Array, device: sums.DeviceRecords) -> jax.Array:
         """Return one device's gradient at θ[m], unclipped and of all its examples, [m]."""
-        return sums.device_gradient(self._model_gradients, theta, device).gradient.rounded
+        return sums.device_gradient(
+            self._model_gradients, theta, device
+        ).gradient.rounded
 
     def _record_gradients(
         self,
@@ -217,12 +255,17 @@ class CustomPosterior(Shown, Posterior):
 
     def _bytes(self, by_example: bool) -> int:
         """Return the memory that one example takes."""
-        return 4 * self.model.numbers + (4 * self.model.record.size if by_example else 0)
+        return 4 * self.model.numbers + (
+            4 * self.model.record.size if by_example else 0
+        )
 
     @property
     def _alone(self) -> bool:
         """Whether the records of one device and chain keep a CPU busy: then these come one after the other."""
-        return jax.default_backend() == "cpu" and self.working_bytes(1, True) > CPU_CACHE_BYTES // 16
+        return (
+            jax.default_backend() == "cpu"
+            and self.working_bytes(1, True) > CPU_CACHE_BYTES // 16
+        )
 
     def rounding(self, clip: Array, example_clip: Array) -> bound.RoundingError:
         """Return e by its terms; see `Posterior.rounding`."""
@@ -233,7 +276,9 @@ class CustomPosterior(Shown, Posterior):
             clip=clip,
             example_clip=example_clip,
             device_norm_error=bound.vector_norm_error(self.dim),
-            record_norm_error=bound.traced_norm_error(self.model.record.additions, arrays),
+            record_norm_error=bound.traced_norm_error(
+                self.model.record.additions, arrays
+            ),
         )
         return bound.rounding_error(settings)
 
@@ -245,9 +290,14 @@ class CustomPosterior(Shown, Posterior):
     def work(self, by_example: bool = False) -> float:
         """Return the number of operations of one chain in one round, roughly."""
         count = min(self._longest, self.batch or 2**62)
-        return float(self.devices * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim))
+        return float(
+            self.devices
+            * (count * (6 * self.dim + 10 * self.model.numbers) + 50 * self.dim)
+        )
 
-    def on_accelerator(self, chains: int, limit: float, by_example: bool = False) -> Self:
+    def on_accelerator(
+        self, chains: int, limit: float, by_example: bool = False
+    ) -> Self:
         """Return the same posterior in float32 on the accelerator, in blocks of devices that keep to a limit of bytes.
 
         See `Posterior.on_accelerator`.
@@ -256,27 +306,44 @@ class CustomPosterior(Shown, Posterior):
         # A loop over small devices would take longer than its parts.
         small = not by_example and self.devices * per_device <= 4 * CPU_CACHE_BYTES
         room = 4.0 * (CPU_CACHE_BYTES if small else chains * self.dim)
-        block = block_size(self.devices, bytes_per_device=per_device, theta_bytes=room, limit=limit)
+        block = block_size(
+            self.devices, bytes_per_device=per_device, theta_bytes=room, limit=limit
+        )
         if by_example and self._alone:
             block = 1
         rows = self._at_a_time(by_example)
 
         def padded(values: np.ndarray) -> jax.Array:
             missing = (0, -values.shape[0] % block), (0, -values.shape[1] % rows)
-            whole = np.pad(values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge")
+            whole = np.pad(
+                values, [*missing, *[(0, 0)] * (values.ndim - 2)], mode="edge"
+            )
             return jax.device_put(traced.on_device(whole))
 
-        return replace(self, data=jax.tree.map(padded, self.data), block=block, example_block=rows)
+        return replace(
+            self, data=jax.tree.map(padded, self.data), block=block, example_block=rows
+        )
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of what every example adds to its device's gradient at theta[..., m], [..., N]."""
         given = np.asarray(self.coordinates_of(self._checked(theta)), dtype=np.float32)
         examples, at_a_time = self.observed[0], self._at_a_time(True)
-        norms = [traced.costs_and_norms(self.model, examples, at, at_a_time)[1] for at in given.reshape(-1, self.dim)]
-        scale = np.ones(self.devices) if self.batch is None else np.maximum(self.sizes / self.batch, 1.0)
-        return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(scale, self.sizes)
+        norms = [
+            traced.costs_and_norms(self.model, examples, at, at_a_time)[1]
+            for at in given.reshape(-1, self.dim)
+        ]
+        scale = (
+            np.ones(self.devices)
+            if self.batch is None
+            else np.maximum(self.sizes / self.batch, 1.0)
+        )
+        return np.stack(norms).reshape(*given.shape[:-1], -1).astype(float) * np.repeat(
+            scale, self.sizes
+        )
 
-    def typical_example_norm(self, public: "CustomPosterior | None" = None) -> float | Array:
+    def typical_example_norm(
+        self, public: "CustomPosterior | None" = None
+    ) -> float | Array:
         r"""Return the root mean square norm of one example's gradient, without a look at any example of this posterior.
 
         In coordinates in which the posterior has the covariance I, gradients g_n of examples that follow the model have
@@ -298,19 +365,27 @@ class CustomPosterior(Shown, Posterior):
         """
         if public is not None:
             mode = public.parameters(public.laplace[0])
-            public_examples = replace(public, model=self.model, batch=None, known_mode=None)
+            public_examples = replace(
+                public, model=self.model, batch=None, known_mode=None
+            )
             norm = float(np.sqrt(np.mean(public_examples.example_norms(mode) ** 2)))
         elif self.coordinates_by:
             norm = (self.dim / self.coordinates_by) ** 0.5
         else:
             allowed = "with unit = 'record': for typical norms, see posterior.typical_example_norm(public)"
             raise missing("example_clip", allowed, section="privacy")
-        return norm if self.batch is None else norm * np.maximum(self.sizes / self.batch, 1.0)
+        return (
+            norm
+            if self.batch is None
+            else norm * np.maximum(self.sizes / self.batch, 1.0)
+        )
 
     def gradients(self, theta: jax.Array) -> jax.Array:
         """Return every device's own gradient, unclipped and of all examples, [K, m]."""
         held = jax.tree.map(jnp.asarray, self._held)
-        return jax.lax.map(lambda device: self._gradient(theta, device), held)[: self.devices]
+        return jax.lax.map(lambda device: self._gradient(theta, device), held)[
+            : self.devices
+        ]
 
     def device(self, index: int) -> Self:
         """Return one device's part, with its own share of the prior; mu and L are still those of all devices."""
@@ -331,7 +406,9 @@ class CustomPosterior(Shown, Posterior):
     def observed(self) -> tuple[ArrayTree, NDArray[np.intp]]:
         """The data, device after device, a pytree of arrays [N, ...], and which device holds each example, [N]."""
         real = np.arange(self._longest) < self.sizes[:, None]
-        return jax.tree.map(lambda values: values[real], self.data), np.repeat(np.arange(self.devices), self.sizes)
+        return jax.tree.map(lambda values: values[real], self.data), np.repeat(
+            np.arange(self.devices), self.sizes
+        )
 
     def predictive(
         self,
@@ -340,18 +417,31 @@ class CustomPosterior(Shown, Posterior):
         inputs: ArrayTree,
     ) -> ArrayTree:
         """Average function(parameters, input) over draws: theta[chain, draw, m], inputs[n, ...] -> [chain, n, ...]."""
-        return traced.predictive_mean(self.model, function, jnp.asarray(self._checked(theta, "chain, draw")), inputs)
+        return traced.predictive_mean(
+            self.model,
+            function,
+            jnp.asarray(self._checked(theta, "chain, draw")),
+            inputs,
+        )
 
     def apply(self, parameters: object, given: ArrayTree) -> ArrayTree:
         """Return a network's output for one input, where the posterior is that of a module of Flax or Equinox."""
         if self.model.sites.apply is None:
-            raise InputError("posterior", self, "of wflmc.from_flax or wflmc.from_equinox, to apply a module")
+            raise InputError(
+                "posterior",
+                self,
+                "of wflmc.from_flax or wflmc.from_equinox, to apply a module",
+            )
         return self.model.sites.apply(parameters, given)
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
-        draws = jnp.asarray(self.coordinates_of(self._checked(theta, "draw")), jnp.float32)
-        return -np.asarray(traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float)
+        draws = jnp.asarray(
+            self.coordinates_of(self._checked(theta, "draw")), jnp.float32
+        )
+        return -np.asarray(
+            traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float
+        )
 
     @cached_property
     def laplace(self) -> LaplaceMode:
@@ -367,21 +457,32 @@ class CustomPosterior(Shown, Posterior):
         if trouble:
             wanted = "parameters from which −log p(θ|D) falls to a least value (is a sign wrong? is it nan nearby?)"
             instead = "start elsewhere, or give mu, L and a plan's initial_w2_sq"
-            raise InputError("initial", Found(f"leads to no mode: {trouble}"), f"{wanted}: {instead}")
+            raise InputError(
+                "initial", Found(f"leads to no mode: {trouble}"), f"{wanted}: {instead}"
+            )
         return LaplaceMode(mode, self.eigenvalues(mode))
 
     def eigenvalues(self, theta: Array) -> Array:
         """Return those of the Hessian of the whole cost at θ[m], as of `laplace`."""
-        return eigenvalues(lambda vector: self._hessian_product(theta, vector), self.dim)
+        return eigenvalues(
+            lambda vector: self._hessian_product(theta, vector), self.dim
+        )
 
     def _hessian_product(self, theta: Array, vector: Array) -> Array:
         """Return the Hessian of the whole cost at θ[m] times a vector[m], by float32."""
-        return np.asarray(_hessian_product(self, *np.asarray([theta, vector], np.float32)), dtype=float)
+        return np.asarray(
+            _hessian_product(self, *np.asarray([theta, vector], np.float32)),
+            dtype=float,
+        )
 
     def _initial(self, init: str) -> tuple[Array, float]:
         """Return mean[m] and standard deviation of the start."""
         check_init(init)
-        return (self.start, self.initial_std) if init == "prior" else (0.0 * self.start, 0.0)
+        return (
+            (self.start, self.initial_std)
+            if init == "prior"
+            else (0.0 * self.start, 0.0)
+        )
 
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Return how the law of a chain on the Laplace approximation depends on noise, if all devices hold alike data.
@@ -399,14 +500,27 @@ class CustomPosterior(Shown, Posterior):
         precision = np.sort(np.resize(np.maximum(values, self.mu), self.dim))
         # Which direction is which is not known, only how curved they are.
         pull = np.asarray(self.gradients(jnp.asarray(mode, jnp.float32)), dtype=float)
-        return Quadratic(precision, centre - mode, np.full(self.dim, std**2), pull, self.parameters(mode))
+        return Quadratic(
+            precision,
+            centre - mode,
+            np.full(self.dim, std**2),
+            pull,
+            self.parameters(mode),
+        )
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Return W2² between the start and the Laplace estimate of the posterior, from above where m is large."""
         (centre, std), (mode, values) = self._initial(init), self.laplace
         if not np.all(values > 0):
-            wanted = "given to plan, as the cost is not convex at the mode that was found"
-            raise InputError("initial_w2_sq", Found("cannot be estimated"), wanted, section="posterior")
+            wanted = (
+                "given to plan, as the cost is not convex at the mode that was found"
+            )
+            raise InputError(
+                "initial_w2_sq",
+                Found("cannot be estimated"),
+                wanted,
+                section="posterior",
+            )
         spread = (values**-0.5 - std) ** 2
         apart = spread.sum() if values.size == self.dim else self.dim * spread.max()
         return float(np.sum((mode - centre) ** 2) + apart)
@@ -427,7 +541,9 @@ jax.tree_util.register_dataclass(
 
 
 @jax.jit
-def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _total_cost(
+    posterior: CustomPosterior, theta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Return the cost and its gradient over all examples of all devices, one device at a time."""
 
     def body(
@@ -437,13 +553,22 @@ def _total_cost(posterior: CustomPosterior, theta: jax.Array) -> tuple[jax.Array
         real = jnp.arange(jax.tree.leaves(one.records)[0].shape[0]) < one.size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, one.records)
         gradient = in_order(posterior._gradient)(theta, one)
-        return (total[0] + jnp.sum(jnp.where(real, costs, 0.0)), total[1] + gradient), None
+        return (
+            total[0] + jnp.sum(jnp.where(real, costs, 0.0)),
+            total[1] + gradient,
+        ), None
 
-    return jax.lax.scan(body, (posterior.model.prior_cost(theta), jnp.zeros_like(theta)), posterior._held)[0]
+    return jax.lax.scan(
+        body,
+        (posterior.model.prior_cost(theta), jnp.zeros_like(theta)),
+        posterior._held,
+    )[0]
 
 
 @jax.jit
-def _hessian_product(posterior: CustomPosterior, theta: jax.Array, vector: jax.Array) -> jax.Array:
+def _hessian_product(
+    posterior: CustomPosterior, theta: jax.Array, vector: jax.Array
+) -> jax.Array:
     return jax.jvp(lambda at: _total_cost(posterior, at)[1], (theta,), (vector,))[1]
 
 
@@ -485,7 +610,9 @@ def posterior_from(
     """
     examples, count = traced.checked_arrays("data", data)
     start, structure, shapes = traced.checked_parameters(initial)
-    sites = assignment.pop("sites", traced.Sites())._replace(functions=assignment.pop("functions", {}))
+    sites = assignment.pop("sites", traced.Sites())._replace(
+        functions=assignment.pop("functions", {})
+    )
     layout = traced.ParameterLayout(structure, shapes, sites)
     pooled = partial(_pooled, log_likelihood, log_prior, layout, examples)
     with Compiler() as compiler:
@@ -501,15 +628,21 @@ def posterior_from(
         space, found = _coordinates(preconditioner, start, search, layout)
         if space is not None:
             start, initial_std = 0 * start, 1.0
-        known = {name: value for name, value in (("mu", mu), ("L", L)) if value is not None}
+        known = {
+            name: value for name, value in (("mu", mu), ("L", L)) if value is not None
+        }
         _check_constants(known, initial_std, batch)
-        start_check.refuse(space, start)  # before the compiler ends, which gives up what nobody has waited for
+        start_check.refuse(
+            space, start
+        )  # before the compiler ends, which gives up what nobody has waited for
     if space is not None:
         model = model.moved(space)
     parts = by_device(devices, count, **assignment)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
-    places = np.stack([np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts])
+    places = np.stack(
+        [np.append(part, np.full(sizes.max() - part.size, part[0])) for part in parts]
+    )
     held = jax.tree.map(lambda values: values[places], examples)
     batch = None if batch is None or batch >= sizes.max() else int(batch)
     estimated = tuple(name for name in ("mu", "L") if name not in known)
@@ -539,7 +672,9 @@ def posterior_from(
     return _with_estimates(posterior) if np.isnan(mu + L) else posterior
 
 
-def _check_constants(known: Mapping[str, float], initial_std: float, batch: int | None) -> None:
+def _check_constants(
+    known: Mapping[str, float], initial_std: float, batch: int | None
+) -> None:
     """Refuse constants of a posterior that are out of range.
 
     Args:
@@ -575,7 +710,11 @@ def _begin_search(
     dim: int,
 ) -> CoordinateSearch | None:
     """Return the search for coordinates that `preconditioner` asks for; None where it asks for none."""
-    if not isinstance(given, str) or given not in ("laplace", "pilot") or dim > MOST_DENSE:
+    if (
+        not isinstance(given, str)
+        or given not in ("laplace", "pilot")
+        or dim > MOST_DENSE
+    ):
         return None
     with in_float64():
         return CoordinateSearch(compiler, cost, dim, by_pilot=given == "pilot")
@@ -588,7 +727,11 @@ def _coordinates(
     layout: traced.ParameterLayout,
 ) -> tuple[Affine | None, dict[str, float]]:
     """Return the coordinates that `preconditioner` asks for, and mu and L in them where these are known."""
-    if isinstance(given, CustomPosterior) and given.coordinates is not None and given.dim == start.size:
+    if (
+        isinstance(given, CustomPosterior)
+        and given.coordinates is not None
+        and given.dim == start.size
+    ):
         return given.coordinates, {"mu": given.mu, "L": given.L}
     if search is not None:
         free = layout.unflatten(np.ones(layout.dim))
@@ -596,7 +739,9 @@ def _coordinates(
             free |= {name: 0 * free[name] for name in layout.sites.scales}
         try:
             with in_float64():
-                flat = np.concatenate([np.ravel(part) for part in jax.tree.leaves(free)])
+                flat = np.concatenate(
+                    [np.ravel(part) for part in jax.tree.leaves(free)]
+                )
                 space, L = search.find(start, flat)
             return space, {"mu": 1.0, "L": L}
         except GeometryError as error:
@@ -609,7 +754,9 @@ def _coordinates(
         return Affine(start, np.asarray(given, dtype=float)), {}
     if not (isinstance(given, str) and given == "none"):
         wanted = f"none; a preconditioned posterior of {start.size} parameters, or a scale for each; laplace or pilot"
-        raise InputError("preconditioner", given, f"{wanted} (up to {MOST_DENSE} parameters)")
+        raise InputError(
+            "preconditioner", given, f"{wanted} (up to {MOST_DENSE} parameters)"
+        )
     return None, {}
 
 
@@ -618,13 +765,20 @@ def _without_coordinates(
     layout: traced.ParameterLayout,
 ) -> InputError:
     """Return the sentence that names the parameter along which no coordinates were found."""
-    sizes = jax.tree.map(lambda part: float(np.abs(part).max()), layout.unflatten(np.asarray(error.direction)))
+    sizes = jax.tree.map(
+        lambda part: float(np.abs(part).max()),
+        layout.unflatten(np.asarray(error.direction)),
+    )
     path = max(jax.tree_util.tree_leaves_with_path(sizes), key=lambda leaf: leaf[1])[0]
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
-    if layout.sites.dims:  # of such a model, sites were written with offsets where that may help
+    if (
+        layout.sites.dims
+    ):  # of such a model, sites were written with offsets where that may help
         return InputError(f"site {name}", Found(error.problem), error.remedy)
     remedy = error.remedy
-    if isinstance(error, NoModeError):  # other errors say by themselves whether offsets would help
+    if isinstance(
+        error, NoModeError
+    ):  # other errors say by themselves whether offsets would help
         remedy += "; or a hierarchy written as mean + scale * offset"
     return InputError(name, Found(error.problem), remedy)
 
@@ -634,7 +788,11 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
     mu, L, estimated = posterior.mu, posterior.L, posterior.estimated
     at_start = posterior.eigenvalues(posterior.start)
     # A network has no one mode to look for.
-    known_mode = LaplaceMode(posterior.start, at_start) if posterior.model.sites.symmetric else posterior.laplace
+    known_mode = (
+        LaplaceMode(posterior.start, at_start)
+        if posterior.model.sites.symmetric
+        else posterior.laplace
+    )
     at_mode = known_mode.eigenvalues
     values, least = np.concatenate([at_start, at_mode]), at_start.min()
     if not np.all(np.isfinite(values)) or ("mu" in estimated and at_mode.min() <= 0):
@@ -647,7 +805,15 @@ def _with_estimates(posterior: CustomPosterior) -> CustomPosterior:
             mode_only = f"mu (at the mode alone: at the start the least eigenvalue is {least:.3g}, not convex)"
             estimated = (mode_only, *estimated[1:])
     L = float(np.abs(values).max()) if "L" in estimated else L
-    if mu > L * (1 + 1e-3):  # float32 may put an estimate a little beside the other constant
-        raise InputError("mu", mu, f"at most L = {L:.6g} ({' and '.join(posterior.estimated)} is an estimate)")
+    if mu > L * (
+        1 + 1e-3
+    ):  # float32 may put an estimate a little beside the other constant
+        raise InputError(
+            "mu",
+            mu,
+            f"at most L = {L:.6g} ({' and '.join(posterior.estimated)} is an estimate)",
+        )
     L = max(mu, L) if "L" in estimated else L
-    return replace(posterior, mu=min(mu, L), L=L, estimated=estimated, known_mode=known_mode)
+    return replace(
+        posterior, mu=min(mu, L), L=L, estimated=estimated, known_mode=known_mode
+    )

@@ -37,7 +37,9 @@ class StartCheck:
         """
         count = len(jax.tree.leaves(examples)[0])
         examples_at_a_time = min(count, max(1, BYTES_AT_A_TIME // (8 * model.dim)))
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+        with np.errstate(
+            over="ignore"
+        ):  # what float32 cannot hold is infinite, and refused
             self._examples = jax.tree.map(on_device, examples)
         self._dim = model.dim
         self._not_compiled = partial(_are_finite, model, examples_at_a_time)
@@ -68,7 +70,9 @@ class StartCheck:
         problem = "has a value or a gradient that is nan or infinite"
         if not np.all(examples_are_finite):
             first = np.flatnonzero(~examples_are_finite)[0]
-            raise InputError("log_likelihood", Found(f"{problem} at example {first}"), wanted)
+            raise InputError(
+                "log_likelihood", Found(f"{problem} at example {first}"), wanted
+            )
         if not prior_is_finite:
             raise InputError("log_prior", Found(problem), wanted)
 
@@ -87,7 +91,9 @@ def _are_finite(
         value, gradient = jax.value_and_grad(moved.cost)(theta, example)
         return jnp.isfinite(value) & jnp.isfinite(row_norms(gradient))
 
-    examples_are_finite = jax.lax.map(is_finite, examples, batch_size=examples_at_a_time)
+    examples_are_finite = jax.lax.map(
+        is_finite, examples, batch_size=examples_at_a_time
+    )
     value, gradient = jax.value_and_grad(moved.prior_cost)(theta)
     return examples_are_finite, jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
 

@@ -25,9 +25,18 @@ class Curves:
 
     def __init__(self, rows: list[Row]) -> None:
         self.x = np.unique([row.x for row in rows])
-        by_scheme = {row.scheme: [other for other in rows if other.scheme == row.scheme] for row in rows}
-        self.y = {name: np.array([row.y or 0.0 for row in curve]) for name, curve in by_scheme.items()}
-        self.error = {name: np.array([row.y_se or 0.0 for row in curve]) for name, curve in by_scheme.items()}
+        by_scheme = {
+            row.scheme: [other for other in rows if other.scheme == row.scheme]
+            for row in rows
+        }
+        self.y = {
+            name: np.array([row.y or 0.0 for row in curve])
+            for name, curve in by_scheme.items()
+        }
+        self.error = {
+            name: np.array([row.y_se or 0.0 for row in curve])
+            for name, curve in by_scheme.items()
+        }
 
     def ratio(self, above: str, below: str, start: float) -> NDArray[np.float64]:
         """Return the ratio of two curves at the points from x = start on."""
@@ -39,18 +48,40 @@ class Curves:
 
 
 def sample_schemes(
-    setting: Any, posterior: Posterior, plans: dict[str, list[Plan]], numbers: range, progress: Progress, **options: Any
+    setting: Any,
+    posterior: Posterior,
+    plans: dict[str, list[Plan]],
+    numbers: range,
+    progress: Progress,
+    **options: Any,
 ) -> dict[str, Trace]:
     """Return the traces of some experiments by scheme: one call of the sampler, the same starts and noise for all."""
-    every, chains = [plan for each in plans.values() for plan in each], [*numbers] * len(plans)
+    every, chains = (
+        [plan for each in plans.values() for plan in each],
+        [*numbers] * len(plans),
+    )
     key = jax.random.key(setting.seed)
-    execution = Execution(memory=setting.memory, progress=lambda done, rounds: progress(done / rounds))
-    trace = sample(key, posterior, every, numbers=chains, execution=execution, **options)
-    parts = zip(plans, np.split(trace.theta, len(plans)), np.split(trace.clip_rate, len(plans)), strict=True)
-    return {name: replace(trace, theta=theta, clip_rate=clip_rate) for name, theta, clip_rate in parts}
+    execution = Execution(
+        memory=setting.memory, progress=lambda done, rounds: progress(done / rounds)
+    )
+    trace = sample(
+        key, posterior, every, numbers=chains, execution=execution, **options
+    )
+    parts = zip(
+        plans,
+        np.split(trace.theta, len(plans)),
+        np.split(trace.clip_rate, len(plans)),
+        strict=True,
+    )
+    return {
+        name: replace(trace, theta=theta, clip_rate=clip_rate)
+        for name, theta, clip_rate in parts
+    }
 
 
-def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], request: PlanRequest) -> list[Plan]:
+def plans_of(
+    scheme: str, posterior: Posterior, links: Sequence[Link], request: PlanRequest
+) -> list[Plan]:
     """Return one plan of a scheme for each link.
 
     Args:
@@ -66,4 +97,7 @@ def plans_of(scheme: str, posterior: Posterior, links: Sequence[Link], request: 
     policy = replace(request.policy, power=scheme)
     if not policy_named(scheme).wireless:
         return [plan_from(posterior, replace(request, policy=policy))] * len(links)
-    return [plan_from(posterior, replace(request, policy=policy, link=link)) for link in links]
+    return [
+        plan_from(posterior, replace(request, policy=policy, link=link))
+        for link in links
+    ]

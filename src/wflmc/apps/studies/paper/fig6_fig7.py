@@ -8,7 +8,13 @@ import numpy as np
 from wflmc import InputError, Link, Plan, Policy, Privacy, channel
 from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress, part_of
-from wflmc.apps.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of, sample_schemes
+from wflmc.apps.studies.paper.common import (
+    SCHEMES,
+    SNR_GRID,
+    Curves,
+    plans_of,
+    sample_schemes,
+)
 from wflmc.apps.studies.study import Claim, Point, Row, Study, Tables
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq, floor_w2_sq
 from wflmc.planning import PlanRequest
@@ -48,7 +54,9 @@ class MultiSample:
             snr_db: of the links.
             burn_in: S_b.
         """
-        return plans_of(scheme, self.posterior, self.links(snr_db), self.request(snr_db, burn_in))
+        return plans_of(
+            scheme, self.posterior, self.links(snr_db), self.request(snr_db, burn_in)
+        )
 
     def links(self, snr_db: float) -> list[Link]:
         """Return the channels of the experiments."""
@@ -71,7 +79,11 @@ class MultiSample:
 def multi_sample_study(name: str, setting: MultiSample) -> Study:
     """Return figure 6 (against SNR, S_b = 50) or figure 7 (against S_b, 30 dB)."""
     if setting.experiments < 2:
-        raise InputError("--experiments", setting.experiments, "at least 2: distances are estimated over chains")
+        raise InputError(
+            "--experiments",
+            setting.experiments,
+            "at least 2: distances are estimated over chains",
+        )
 
     def measure(point: Point, progress: Progress) -> Tables:
         x = float(point.x or 0)
@@ -79,10 +91,23 @@ def multi_sample_study(name: str, setting: MultiSample) -> Study:
         return measure_w2(name, setting, x, snr_db, burn_in, progress)
 
     grid = SNR_GRID if name == "fig6" else BURN_IN_GRID
-    return Study(name, tuple(Point(x, SCHEMES) for x in grid), SCHEMES, identity_of(setting, "posterior"), measure)
+    return Study(
+        name,
+        tuple(Point(x, SCHEMES) for x in grid),
+        SCHEMES,
+        identity_of(setting, "posterior"),
+        measure,
+    )
 
 
-def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in: int, progress: Progress) -> Tables:
+def measure_w2(
+    name: str,
+    setting: MultiSample,
+    x: float,
+    snr_db: float,
+    burn_in: int,
+    progress: Progress,
+) -> Tables:
     """Measure the worst W2² after burn-in of every scheme: from chains, by the exact law, and the estimator's floor.
 
     All schemes and experiments are one call of the sampler, with the same channels and noise for all schemes.
@@ -94,14 +119,32 @@ def measure_w2(name: str, setting: MultiSample, x: float, snr_db: float, burn_in
     posterior = setting.posterior
     # With burn-in kept there is one shape, hence one compilation, whatever the burn-in.
     numbers, sampled = range(setting.experiments), part_of(progress, 0.5, 0.3)
-    traces = sample_schemes(setting, posterior, plans, numbers, sampled, keep_burn_in=True)
+    traces = sample_schemes(
+        setting, posterior, plans, numbers, sampled, keep_burn_in=True
+    )
     exact, estimated = [], []
     for scheme, trace in traces.items():
         distance = estimate_w2_sq(trace.theta, posterior.exact)
         estimated.append(Row(name, scheme, x, distance.worst, distance.worst_se))
-        exact.append(Row(name, scheme, x, float(exact_w2_sq(posterior, plans[scheme])[burn_in:].max())))
-    floor = floor_w2_sq(posterior.exact, setting.step_size, setting.experiments, setting.rounds - burn_in)
-    return {name: estimated, f"{name}_exact": exact, f"{name}_floor": [Row(name, "floor", x, *floor)]}
+        exact.append(
+            Row(
+                name,
+                scheme,
+                x,
+                float(exact_w2_sq(posterior, plans[scheme])[burn_in:].max()),
+            )
+        )
+    floor = floor_w2_sq(
+        posterior.exact,
+        setting.step_size,
+        setting.experiments,
+        setting.rounds - burn_in,
+    )
+    return {
+        name: estimated,
+        f"{name}_exact": exact,
+        f"{name}_floor": [Row(name, "floor", x, *floor)],
+    }
 
 
 def _largest_rise(curves: Curves) -> float:
@@ -113,7 +156,9 @@ def _largest_rise(curves: Curves) -> float:
     return float(np.max(rises))
 
 
-Measured = tuple[str, str, float | str, Callable[[Curves], float], tuple[float, float], str]
+Measured = tuple[
+    str, str, float | str, Callable[[Curves], float], tuple[float, float], str
+]
 """A figure, a statement, the paper's number, how it is measured, the open interval in which it holds, and a note with
 the same number by the exact laws."""
 STATED: tuple[Measured, ...] = (
@@ -136,5 +181,9 @@ def claims(tables: Tables) -> Iterator[Claim]:
     """Yield the outcomes stated of those of figures 6 and 7 that are among the tables."""
     for name, statement, paper, number, (low, high), note in STATED:
         if name in tables:
-            ours, exact = (number(Curves(tables[table])) for table in (name, f"{name}_exact"))
-            yield Claim(name, statement, paper, ours, low < ours < high, note=note.format(exact))
+            ours, exact = (
+                number(Curves(tables[table])) for table in (name, f"{name}_exact")
+            )
+            yield Claim(
+                name, statement, paper, ours, low < ours < high, note=note.format(exact)
+            )

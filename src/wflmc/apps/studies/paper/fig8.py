@@ -9,11 +9,26 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Link, Plan, Policy, Privacy, Sampler, channel, release_whitening, softmax_regression
+from wflmc import (
+    Link,
+    Plan,
+    Policy,
+    Privacy,
+    Sampler,
+    channel,
+    release_whitening,
+    softmax_regression,
+)
 from wflmc.apps import baselines
 from wflmc.apps.studies.cache import identity_of
 from wflmc.apps.studies.engines import Progress, part_of
-from wflmc.apps.studies.paper.common import SCHEMES, SNR_GRID, Curves, plans_of, sample_schemes
+from wflmc.apps.studies.paper.common import (
+    SCHEMES,
+    SNR_GRID,
+    Curves,
+    plans_of,
+    sample_schemes,
+)
 from wflmc.apps.studies.study import Claim, Point, Study, Tables, mean_row
 from wflmc.data.sets import Features
 from wflmc.evaluation import predictive_scores
@@ -71,18 +86,29 @@ class Mnist:
         """Return the promise to the devices."""
         unit = "device" if self.example_clip is None else "record"
         accountant = "exact" if self.epsilon is None else self.accountant
-        return Privacy(self.epsilon, self.delta, self.clip, accountant, unit, self.example_clip)
+        return Privacy(
+            self.epsilon, self.delta, self.clip, accountant, unit, self.example_clip
+        )
 
     def posterior(self) -> SoftmaxPosterior:
         """Return the posterior of the training data over the devices, whitened where the coordinates are public."""
         X, y, key = self.features.X, self.features.y, jax.random.key(self.seed)
-        plain = softmax_regression(key, self.devices, X=X, y=y, partition=self.partition, intercept=self.intercept)
+        plain = softmax_regression(
+            key,
+            self.devices,
+            X=X,
+            y=y,
+            partition=self.partition,
+            intercept=self.intercept,
+        )
         return plain.whitened() if self.whiten == "public" else plain
 
     def links(self, numbers: Sequence[int]) -> list[Link]:
         """Return the channels of some experiments."""
         fading = channel.rayleigh(self.gain_power)
-        return [Link(fading, self.snr_db, seed=self.seed + number) for number in numbers]
+        return [
+            Link(fading, self.snr_db, seed=self.seed + number) for number in numbers
+        ]
 
     def plans(
         self,
@@ -105,7 +131,9 @@ class Mnist:
             step_size=self.step_factor / (posterior.mu + posterior.L),
             burn_in=self.burn_in,
             samples=self.samples,
-            sampler=Sampler(init=self.init, start=0 if release is None else len(release.loss)),
+            sampler=Sampler(
+                init=self.init, start=0 if release is None else len(release.loss)
+            ),
             policy=Policy(objective="average", bound=self.bound),
             ledger=None if release is None else release.spent,
             initial_w2_sq=0.0,  # which adds the same to the bound of every plan
@@ -139,11 +167,19 @@ def mnist_study(setting: Mnist) -> Study:
 
     def measure(point: Point, progress: Progress) -> Tables:
         x = point.x or 0.0  # schemes without an x do not depend on the SNR
-        values = _batches(dataclasses.replace(setting, snr_db=x), posterior, point.schemes, progress)
+        values = _batches(
+            dataclasses.replace(setting, snr_db=x), posterior, point.schemes, progress
+        )
         tables = tables_of("fig8", values, x, SCORES)
         if set(PAIRS[0]) <= set(values):
-            pairs = {f"{one} - {other}": values[one]["ece"] - values[other]["ece"] for one, other in PAIRS}
-            tables["fig8_paired"] = [mean_row("fig8", name, x, difference) for name, difference in pairs.items()]
+            pairs = {
+                f"{one} - {other}": values[one]["ece"] - values[other]["ece"]
+                for one, other in PAIRS
+            }
+            tables["fig8_paired"] = [
+                mean_row("fig8", name, x, difference)
+                for name, difference in pairs.items()
+            ]
         return tables
 
     points = (Point(None, IDEAL), *(Point(x, wireless) for x in SNR_GRID))
@@ -152,7 +188,9 @@ def mnist_study(setting: Mnist) -> Study:
 
 def heterogeneity_study(setting: Mnist) -> Study:
     """Return test scores at 30 dB against the clipping threshold, for devices alike and unlike."""
-    recipes: dict[str, Recipe] = {partition: {"partition": partition, "snr_db": 30.0} for partition in PARTITIONS}
+    recipes: dict[str, Recipe] = {
+        partition: {"partition": partition, "snr_db": 30.0} for partition in PARTITIONS
+    }
     return recipes_study("heterogeneity", setting, recipes, "clip", CLIPS, "clip_rate")
 
 
@@ -186,7 +224,13 @@ def recipes_study(
         return tables_of(name, {scheme: values["optimized"]}, x, (*SCORES, score))
 
     points = tuple(Point(x, (scheme,)) for x in grid for scheme in recipes)
-    return Study(name, points, tuple(recipes), {**identity_of(setting, "features"), "recipes": recipes}, measure)
+    return Study(
+        name,
+        points,
+        tuple(recipes),
+        {**identity_of(setting, "features"), "recipes": recipes},
+        measure,
+    )
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
@@ -194,7 +238,12 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
-def _batches(setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str], progress: Progress) -> Scores:
+def _batches(
+    setting: Mnist,
+    posterior: SoftmaxPosterior,
+    schemes: Sequence[str],
+    progress: Progress,
+) -> Scores:
     """Return scores of every scheme in every experiment; all at once, or by batches until the error is small enough."""
     count, share = setting.experiments, setting.stop_se
     size = count if share is None else BATCH
@@ -202,9 +251,16 @@ def _batches(setting: Mnist, posterior: SoftmaxPosterior, schemes: Sequence[str]
     for first in range(0, count, size):
         numbers = range(first, min(first + size, count))
         batch_progress = part_of(progress, first / count, len(numbers) / count)
-        batches.append(experiments(setting, posterior, schemes, numbers, batch_progress))
-        means = [mean_row("fig8", scheme, 0.0, values["ece"]) for scheme, values in _joined(batches).items()]
-        if share is not None and all(row.y_se is not None and row.y_se <= share * row.y for row in means if row.y):
+        batches.append(
+            experiments(setting, posterior, schemes, numbers, batch_progress)
+        )
+        means = [
+            mean_row("fig8", scheme, 0.0, values["ece"])
+            for scheme, values in _joined(batches).items()
+        ]
+        if share is not None and all(
+            row.y_se is not None and row.y_se <= share * row.y for row in means if row.y
+        ):
             break
     return _joined(batches)
 
@@ -226,21 +282,44 @@ def experiments(
         progress: called with the share that is done.
         release: of the posterior's private coordinates; without one these are released first.
     """
-    key, links, count = jax.random.key(setting.seed), setting.links(numbers), len(numbers)
+    key, links, count = (
+        jax.random.key(setting.seed),
+        setting.links(numbers),
+        len(numbers),
+    )
     if setting.whiten == "private" and release is None:
         parts = []
-        for index, (number, link) in enumerate(zip(numbers, links, strict=True)):  # each has coordinates of its own
-            paid = release_whitening(jax.random.fold_in(key, number), posterior, link, setting.privacy)
-            whitened, share = posterior.whitened(paid.matrix), part_of(progress, index / count, 1 / count)
-            parts.append(experiments(setting, whitened, schemes, range(number, number + 1), share, paid))
+        for index, (number, link) in enumerate(
+            zip(numbers, links, strict=True)
+        ):  # each has coordinates of its own
+            paid = release_whitening(
+                jax.random.fold_in(key, number), posterior, link, setting.privacy
+            )
+            whitened, share = (
+                posterior.whitened(paid.matrix),
+                part_of(progress, index / count, 1 / count),
+            )
+            parts.append(
+                experiments(
+                    setting, whitened, schemes, range(number, number + 1), share, paid
+                )
+            )
         return _joined(parts)
-    plans = {name: setting.plans(posterior, name, links, release) for name in schemes if name in POLICIES}
-    drawn = sample_schemes(setting, posterior, plans, numbers, part_of(progress, 0, 0.9))
+    plans = {
+        name: setting.plans(posterior, name, links, release)
+        for name in schemes
+        if name in POLICIES
+    }
+    drawn = sample_schemes(
+        setting, posterior, plans, numbers, part_of(progress, 0, 0.9)
+    )
     thetas = {name: trace.theta for name, trace in drawn.items()}
     if "sbfl" in schemes:
         rounds = setting.burn_in + setting.samples
         step = 1 / (1 + posterior.L / np.sum(posterior.sizes))  # the authors'
-        estimates = baselines.sbfl(key, posterior, links, rounds=rounds, step_size=step, numbers=numbers)
+        estimates = baselines.sbfl(
+            key, posterior, links, rounds=rounds, step_size=step, numbers=numbers
+        )
         thetas["sbfl"] = estimates[:, None]
     result = {}
     for scheme, theta in thetas.items():
@@ -248,7 +327,9 @@ def experiments(
         result[scheme] = {name: getattr(scores, name) for name in SCORES}
         if scheme in plans:
             result[scheme]["clip_rate"] = drawn[scheme].clip_rate.mean(1).astype(float)
-            result[scheme]["epsilon"] = np.array([plan.epsilon_spent for plan in plans[scheme]], dtype=float)
+            result[scheme]["epsilon"] = np.array(
+                [plan.epsilon_spent for plan in plans[scheme]], dtype=float
+            )
     return result
 
 
@@ -257,7 +338,9 @@ def tables_of(name: str, values: Scores, x: float, scores: Sequence[str]) -> Tab
     figure = name.partition("_")[0]
     tables = {}
     for score in scores:
-        rows = [mean_row(figure, scheme, x, each[score]) for scheme, each in values.items()]
+        rows = [
+            mean_row(figure, scheme, x, each[score]) for scheme, each in values.items()
+        ]
         tables[name if score == "ece" else f"{name}_{score}"] = rows
     return tables
 
@@ -267,13 +350,23 @@ def claims(tables: Tables) -> list[Claim]:
     if "fig8" not in tables:
         return []
     ece, paired = Curves(tables["fig8"]), Curves(tables["fig8_paired"])
-    ratio = float(np.min(ece.y["sbfl"] / np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)))
+    ratio = float(
+        np.min(
+            ece.y["sbfl"]
+            / np.max([y for name, y in ece.y.items() if name != "sbfl"], axis=0)
+        )
+    )
     margin, error = paired.y["optimized - no-dp"], paired.error["optimized - no-dp"]
-    gain, gain_error = (curve["equal - optimized"][ece.x >= 20] for curve in (paired.y, paired.error))
+    gain, gain_error = (
+        curve["equal - optimized"][ece.x >= 20] for curve in (paired.y, paired.error)
+    )
     # Too small to see or to be significant; with many experiments paired errors are smaller than what can be seen.
     same = np.abs(margin) < np.maximum(0.01 * ece.y["optimized"], 2 * error)
     level = ", ".join(f"{x:g}" for x in ece.x[same]) or "no"
-    lowest, no_worse = bool(np.all((margin >= 0) | same)), bool(np.all(gain >= -2 * gain_error))
+    lowest, no_worse = (
+        bool(np.all((margin >= 0) | same)),
+        bool(np.all(gain >= -2 * gain_error)),
+    )
     stated = (
         ("SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE", "> 1", ratio, ratio > 1,
          "SBFL starts where the chains start; 20 iterations"),
@@ -282,4 +375,7 @@ def claims(tables: Tables) -> list[Claim]:
         ("optimized is no worse than equal from 20 dB on: mean difference of ECE", "≥ 0", float(gain.mean()), no_worse,
          f"paired standard error {gain_error.max():.1g} at each SNR"),
     )  # fmt: skip
-    return [Claim("fig8", statement, paper, ours, holds, note=note) for statement, paper, ours, holds, note in stated]
+    return [
+        Claim("fig8", statement, paper, ours, holds, note=note)
+        for statement, paper, ours, holds, note in stated
+    ]
