@@ -16,7 +16,7 @@ help:
 	@echo "make test-machines   the tests as on other processors, with other BLAS threads and in other orders: half an hour"
 	@echo "make test-package    build the wheel and use it in an empty environment"
 	@echo "make browser     install Chromium for the tests of pages, where apt-get and the rights to use it are there"
-	@echo "make lint        ruff, mypy and import-linter alone"
+	@echo "make lint        ruff, mypy, import-linter and the check of readability alone"
 	@echo "make federation  a federation on Flower, simulated and deployed on loopback, against the simulator: five minutes"
 	@echo "make bench       benchmarks, as ratios measured side by side"
 	@echo "make docs        the documentation as a site"
@@ -64,6 +64,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.ratchet
 
 PYTEST = $(BIN)/pytest -n 2 --dist loadfile
 
