@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 BARE = """
 import sys
-for name in ("pydantic", "typer", "rich", "matplotlib", "plotly", "arviz", "xarray", "cvxpy", "dp_accounting"):
+for name in (
+    "pydantic", "typer", "rich", "matplotlib", "plotly", "arviz", "xarray", "cvxpy",
+    "dp_accounting", "filelock",
+):
     sys.modules[name] = None
 import importlib.util
 found = importlib.util.find_spec

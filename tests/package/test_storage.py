@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tracemalloc
-import types
 import zipfile
 from contextlib import contextmanager
 
+import filelock
 import numpy as np
 import pytest
 
@@ -298,37 +299,77 @@ def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path, monkeypatch):
         assert len(times) == 2
 
 
-def test_locks_without_fcntl(tmp_path, monkeypatch):
-    """Windows locks bytes of a file; a stand-in for its module counts who holds them."""
-    held = set()
-
-    def locking(number, mode, size):
-        place = os.fstat(number).st_ino, os.lseek(number, 0, os.SEEK_CUR), size
-        if place in held:
-            raise PermissionError(errno.EACCES, "locked")
-        held.add(place)
-
-    monkeypatch.setattr(storage, "fcntl", None)
-    monkeypatch.setitem(
-        sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2)
-    )
-    with (
-        sole_writer(tmp_path),
-        pytest.raises(InputError, match="process"),
-        sole_writer(tmp_path),
-    ):
-        pass
+def test_the_number_of_the_holder_is_not_in_the_byte_that_is_locked(tmp_path):
+    """Windows lets nobody else read the first byte of a locked file."""
+    with sole_writer(tmp_path):
+        content = (tmp_path / ".lock").read_bytes()
+    assert content[1:] == b"%d" % os.getpid()
 
 
 def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path, monkeypatch):
-    def flock(file, mode):
+    def lock_descriptor(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(
-        storage, "fcntl", types.SimpleNamespace(flock=flock, LOCK_EX=2, LOCK_NB=4)
-    )
+    monkeypatch.setattr(filelock, "lock_descriptor", lock_descriptor)
     with sole_writer(tmp_path):
         pass
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from wflmc.support import storage
+with getattr(storage, sys.argv[1])(Path(sys.argv[2])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+"""A process that holds a lock until it is killed."""
+
+
+@contextmanager
+def holder_of(kind, path):
+    """Another process that holds a lock, and is killed at the end."""
+    command = [sys.executable, "-c", HOLDER, kind, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_killed_process_leaves_no_lock_on_a_folder(tmp_path):
+    with holder_of("sole_writer", tmp_path) as process:
+        message = f"process {process.pid} is"
+        with pytest.raises(InputError, match=message), sole_writer(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        assert (tmp_path / ".lock").exists()
+        with sole_writer(tmp_path):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_is_locked_itself_until_its_process_is_killed(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    Ledger(PROMISE, 3, path=path).charge("a", 0, [[0.1, 0.1, 0.1]])
+    names = files_in(tmp_path)
+    mode = path.stat().st_mode
+    with holder_of("exclusive", path) as process:
+        charge = threading.Thread(
+            target=lambda: Ledger(PROMISE, 3, path=path).charge("a", 1, [[0.1] * 3])
+        )
+        charge.start()
+        charge.join(0.3)
+        assert charge.is_alive()
+        assert files_in(tmp_path) == names
+        process.kill()
+        process.wait()
+        charge.join(30)
+        assert not charge.is_alive()
+    assert Ledger(PROMISE, 3, path=path).rounds("a") == 2
+    assert path.stat().st_mode == mode
 
 
 def test_an_output_folder_that_nothing_is_written_to_is_removed(call, small, tmp_path):

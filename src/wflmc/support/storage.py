@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -11,17 +10,21 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 import numpy as np
 
 from wflmc.support.errors import InputError
 
-fcntl: ModuleType | None = None
-if importlib.util.find_spec("fcntl"):
-    fcntl = importlib.import_module("fcntl")
-"""None on Windows, which has a lock of its own."""
+LOCK_NAME = ".lock"
+"""The file of an output folder that its writer locks, and removes at the end."""
+LOCK_POLL_SECONDS = 0.01
+"""How long a process waits before it tries again to lock a file that is in use."""
+HOLDER_START = 1
+"""Where the holder's number begins in a lock file: Windows lets nobody else read the
+locked byte, which is the first one."""
+MAX_HOLDER_DIGITS = 20
+"""No process number has more digits."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
@@ -123,10 +126,30 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Keep other threads and processes that use the same file out; systems without such locks have one process."""
+    """Hold the exclusive lock of a file, and wait for it while another holds it.
+
+    The lock is on the file itself, through a descriptor of its own: no lock file lies
+    beside it, two threads exclude each other as two processes do, and the system drops
+    the lock when the process ends, however that happens. A file that does not exist is
+    created empty.
+
+    Windows locks would keep the holder itself from reading the file by its name, so
+    that there nothing is locked: on Windows a file has to be used by one process.
+
+    Args:
+        path: the file, whose content stays as it is.
+
+    Yields:
+        Nothing, while the lock is held.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system has no locks.
+    """
     with path.open("ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.name != "nt":
+            from filelock import lock_descriptor
+
+            lock_descriptor(file.fileno(), poll_interval=LOCK_POLL_SECONDS)
         yield
 
 
@@ -154,30 +177,33 @@ def reserve(file: IO[bytes], size: int) -> None:
 
 @contextmanager
 def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
-    """Keep other processes out of a folder; the lock ends with the process, however that ends.
+    """Keep other processes from writing to a folder.
+
+    The lock is on the file `.lock` of the folder, which holds the number of this
+    process and is removed at the end. What a killed process leaves there locks nothing:
+    the system drops a lock with the process that holds it.
+
+    Args:
+        folder: an existing folder.
+        option: the option that names the folder, for the error.
+
+    Yields:
+        Nothing, while the lock is held.
 
     Raises:
         InputError: another process holds the lock.
+        OSError: the lock file cannot be opened, or is a symbolic link.
     """
-    path = folder / ".lock"
+    path = folder / LOCK_NAME
     while True:
         with open(path, "ab+", buffering=0, opener=_no_link) as file:
             if not _lock(file):
-                file.seek(0)
-                number = file.read(20).decode("ascii", "replace")
-                holder = f"process {number}" if number.isdigit() else "another one"
-                raise InputError(
-                    option,
-                    str(folder),
-                    f"a folder that no other process is writing to ({holder} is)",
-                )
-            if not _is_at(
-                file, path
-            ):  # removed by the holder before this process had the lock
-                continue
+                raise _in_use(file, folder, option)
+            if not _is_at(file, path):
+                continue  # the holder removed it before this process had the lock
             with suppress(OSError):  # a full disk has no room for the number
                 file.truncate(0)
-                file.write(b"%d" % os.getpid())
+                file.write(b" " * HOLDER_START + b"%d" % os.getpid())
             try:
                 yield
             finally:
@@ -187,23 +213,25 @@ def sole_writer(folder: Path, option: str = "--out") -> Iterator[None]:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Lock a file until it is closed; whether that was possible."""
+    """Lock a file until it is closed; return False where another process holds it.
+
+    A disk without locks counts as locked: it is written to all the same.
+    """
+    from filelock import lock_descriptor
+
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
-            windows = importlib.import_module("msvcrt")
-            os.lseek(
-                file.fileno(), 2**30, os.SEEK_SET
-            )  # behind the number, which others must be able to read
-            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
-    except OSError as error:
-        return error.errno not in (
-            errno.EWOULDBLOCK,
-            errno.EACCES,
-            errno.EDEADLK,
-        )  # others: a disk without locks
-    return True
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError:
+        return True
+
+
+def _in_use(file: IO[bytes], folder: Path, option: str) -> InputError:
+    """Return the error for a folder whose lock file another process has locked."""
+    file.seek(HOLDER_START)
+    number = file.read(MAX_HOLDER_DIGITS).decode("ascii", "replace")
+    holder = f"process {number}" if number.isdigit() else "another one"
+    reason = f"a folder that no other process is writing to ({holder} is)"
+    return InputError(option, str(folder), reason)
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
