@@ -177,7 +177,7 @@ def from_array(gains: ArrayLike, *, source: str = "") -> Fading:
         if table.ndim == 3:
             allowed += (
                 ", for a server with one antenna: with several, privacy loss follows the sum of |h|² over them; see "
-                "'Several antennas at the server' in docs/gains.md"
+                "'Several antennas at the server' in docs/guides/gains.md"
             )
         given = f"{table.dtype} array of shape {table.shape}{of_source}"
         raise InputError("gains", given, allowed, section="link")
@@ -213,7 +213,7 @@ def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64
     of what device k sends costs ‖h_k‖²|dx|²/N0 against a server that can record y, and
     |fᴴh_k|²|dx|²/(‖f‖²N0) against one that has the beam's output fᴴy alone. Their ratio
     is ‖f‖²‖h_k‖²/|fᴴh_k|², which is 1 where the beam points at the device, and above 1
-    elsewhere (docs/privacy.md, Several antennas).
+    elsewhere (docs/explanation/privacy.md, Several antennas).
 
     >>> beam_loss_factor([[[3.0], [4.0]]], [1.0, 0.0]).tolist()  # the first of two antennas
     [[2.7777777777777777]]

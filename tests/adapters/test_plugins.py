@@ -105,10 +105,10 @@ def test_a_package_adds_a_policy_a_fading_law_and_a_model(plugin, call, tmp_path
 
 @pytest.fixture
 def documented(tmp_path, monkeypatch):
-    """The package that docs/extending.md shows, installed; its scenario, and the output that the page shows."""
+    """The package that docs/guides/extending.md shows, installed; its scenario, and the output that the page shows."""
     blocks = {
         block.title: block
-        for block in blocks_of(ROOT / "docs" / "extending.md")
+        for block in blocks_of(ROOT / "docs/guides/extending.md")
         if block.title
     }
     for title, block in blocks.items():
@@ -186,8 +186,8 @@ def test_names_that_nobody_registered_are_refused(call, tmp_path):
         assert code == 2
         assert f"{section}.{key} = 'half' was given" in err
         assert f"wflmc.{group}" in err  # how to register it
-        assert "docs/extending.md" in err
-    assert (ROOT / "docs" / "extending.md").exists()
+        assert "docs/guides/extending.md" in err
+    assert (ROOT / "docs/guides/extending.md").exists()
     with pytest.raises(wflmc.InputError, match=r"wflmc\.policies") as caught:
         policy_named("half")
     assert caught.value.key == "power"

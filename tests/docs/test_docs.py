@@ -137,7 +137,7 @@ def _is_default(stated: str, known: object) -> bool:
 
 
 def test_every_key_of_a_scenario_is_documented_with_its_default():
-    text = (DOCS / "scenario.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/scenario.md").read_text(encoding="utf-8")
     for section, about in Scenario.model_fields.items():
         part, fields = (
             text.partition(f"## [{section}]")[2].partition("\n## ")[0],
@@ -160,7 +160,7 @@ def test_the_table_of_the_gallery_is_current(monkeypatch):
     from docs.draw.gallery import POLICIES, table
 
     shown = re.findall(
-        r"^\| `.+$", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.M
+        r"^\| `.+$", (DOCS / "reference/gallery.md").read_text(encoding="utf-8"), re.M
     )
     assert len(shown) == len(POLICIES)
     compare(Block("gallery.md", 0, "table", ""), shown, table(POLICIES))
@@ -341,7 +341,7 @@ def test_the_site_makes_no_network_requests(site):
 
 
 def test_the_site_has_every_command_and_the_main_functions(site):
-    commands = (site / "commands.html").read_text(encoding="utf-8")
+    commands = (site / "reference/commands.html").read_text(encoding="utf-8")
     for name, command in COMMANDS.items():
         assert f">wflmc {name}<" in commands
         assert all(
@@ -349,7 +349,7 @@ def test_the_site_has_every_command_and_the_main_functions(site):
             for p in command.params
             if p.param_type_name == "option"
         )
-    functions = (site / "python.html").read_text(encoding="utf-8")
+    functions = (site / "reference/python.html").read_text(encoding="utf-8")
     for name in (
         "plan",
         "sample",
@@ -373,7 +373,7 @@ def test_files_named_in_the_text_exist(page):
 
 
 def test_every_path_of_the_architecture_exists():
-    spans = re.findall(r"`([^`\s]+)`", _prose(DOCS / "architecture.md"))
+    spans = re.findall(r"`([^`\s]+)`", _prose(DOCS / "reference/architecture.md"))
     paths = [
         span
         for span in spans

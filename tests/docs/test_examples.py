@@ -1,4 +1,7 @@
-"""The example scripts: agreement with NUTS, and what docs/examples.md says of calibration, at small counts."""
+"""The example scripts at small counts.
+
+They agree with NUTS, and docs/tutorials/examples.md is right about their calibration.
+"""
 
 import sys
 

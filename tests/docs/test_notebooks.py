@@ -8,12 +8,12 @@ import pytest
 from ..conftest import FULL
 from .docs_tools import ROOT
 
-NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials" / "notebooks").glob("*.py"))
 
 
 def load_pages():
     spec = importlib.util.spec_from_file_location(
-        "notebook_pages", ROOT / "docs" / "notebook_pages.py"
+        "notebook_pages", ROOT / "docs" / "hooks" / "notebook_pages.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -31,7 +31,7 @@ from wflmc.sums.record_gradients import ArrayGradients
 from wflmc.sums.records import Records, sum_records
 from wflmc.support.errors import InputError
 
-PROOF = Path(__file__).parents[2] / "docs" / "privacy.md"
+PROOF = Path(__file__).parents[2] / "docs/explanation/privacy.md"
 ALMOST_HALF = 0.49
 """Of a lattice's step: terms of half a step and a little more are rounded up by it."""
 
@@ -197,7 +197,7 @@ def test_nothing_is_charged_where_nothing_is_clipped():
 
 
 def steps_of_the_proof():
-    """The steps of docs/privacy.md, by their numbers."""
+    """The steps of docs/explanation/privacy.md, by their numbers."""
     text = PROOF.read_text().split("## Sums in floating point")[1]
     section = text.split("\n## ")[0]
     paragraphs = re.split(r"^(\d)\. \*\*", section, flags=re.M)

@@ -56,7 +56,7 @@ def command(
     setting changed are made.
 
     Other packages can add policies, fading laws and models, which a scenario names like the built-in ones: see
-    docs/extending.md.
+    docs/guides/extending.md.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """

@@ -30,7 +30,10 @@ def flag(name: str, text: str) -> OptionInfo:
 
 ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."
 ScenarioPath = Annotated[
-    str, typer.Argument(help="Scenario file (TOML); docs/scenario.md lists its keys.")
+    str,
+    typer.Argument(
+        help="Scenario file (TOML); docs/reference/scenario.md lists its keys."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ rounds together give b̂ = Σ ω (Hθ − g), ω ∝ 1/v, with noise of variance
 
 where c counts that silent devices make the sum over active ones itself noisy. A prior with a mean other than 0 adds
 λ = Λ times that mean to b, see `_Estimate`. It is post-processing: no privacy is spent. Rounds in which gradients are
-expected to be clipped are left out, by what is public. `docs/noise_aware.md` has the proofs.
+expected to be clipped are left out, by what is public. `docs/explanation/noise_aware.md` has the proofs.
 """
 
 from dataclasses import dataclass

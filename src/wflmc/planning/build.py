@@ -335,7 +335,7 @@ def _check_size(request: PlanRequest, devices: int) -> None:
         name = "samples" if request.samples >= request.burn_in else "burn_in"
         why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
         allowed = f"smaller: {why}, and {MEMORY / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
-        allowed = f"{allowed}; docs/scale.md has formulas for larger ones"
+        allowed = f"{allowed}; docs/guides/scale.md has formulas for larger ones"
         raise InputError(name, getattr(request, name), allowed, section="sampler")
 
 

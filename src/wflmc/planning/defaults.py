@@ -29,7 +29,7 @@ LEAST, MOST = 20, 4000
 EXAMPLE_CLIPS = 2.0, 5.0
 """The smallest and the largest usual c, in typical norms. Of nine data sets of 1000 examples that followed their
 models, clipping at five moved the mode by 0.07 standard deviations at most, at three by 0.42, at two by 1.95
-(docs/numpyro.md)."""
+(docs/guides/numpyro.md)."""
 SAMPLES_OF_CLIP = 20
 """Of `SAMPLES`, those for which c leaves budget. A chain's mean was better or nearly as good with so few, as it had
 less bias: 0.83 posterior standard deviations off in place of 1.84 (linear regression, 1000 examples, ε = 8)."""

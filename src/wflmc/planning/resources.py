@@ -1,6 +1,6 @@
 """What a plan takes from the air: channel uses and transmit energy.
 
-`docs/scale.md` turns them into airtime and joules, and has the formulas by which both
+`docs/guides/scale.md` turns them into airtime and joules, and has the formulas by which both
 grow with devices, parameters and rounds.
 """
 

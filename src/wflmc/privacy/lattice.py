@@ -2,7 +2,7 @@
 
 Noise in floating point has few values, and those that can lie under a message tell neighbours apart (Mironov 2012).
 Here a signal is rounded to multiples of a step, and the noise is a discrete Gaussian number of steps: every integer is
-possible, whatever the signal. Losses are those of Gaussian noise (docs/federation.md has the proof):
+possible, whatever the signal. Losses are those of Gaussian noise (docs/guides/federation.md has the proof):
 
 - Draws are exact, by the rejection sampler of Canonne, Kamath and Steinke (2020), Algorithms 2 and 3.
 - Rounding moves two signals of m coordinates apart by at most √m steps. The noise is wider by as much.

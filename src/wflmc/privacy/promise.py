@@ -38,7 +38,7 @@ Norms are roots of sums of squares. Float32 holds squares from 2⁻¹²⁶ to 2�
 - *Neighbours.* Where records are clipped to less than their device, leaving out a device would be more than one record
   may change. Plans are refused for which N_k c may exceed 2⁵⁸, and the prior's share, which is public, is scaled down
   to 2⁵⁸: their sum stays below 2⁶⁰. What is added to a squared norm moves what is sent by less than m 2⁻¹¹⁷/ℓ, which
-  `wflmc.sums.bound` charges (docs/privacy.md, "Sums in floating point").
+  `wflmc.sums.bound` charges (docs/explanation/privacy.md, "Sums in floating point").
 """
 
 

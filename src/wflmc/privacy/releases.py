@@ -96,7 +96,8 @@ class Air:
             moved = np.minimum(moved_by, moved)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
             moved = limit
-        # Sums in float64 change by a little more than exact ones, see docs/privacy.md, Sums.
+        # Sums in float64 change by a little more than exact ones: see Sums in
+        # docs/explanation/privacy.md.
         moved = moved * (
             1
             + (self.sizes.size + self.sizes.max() + sums.shape[1])

@@ -2,8 +2,8 @@ r"""The rounding bound: by how much float32 may raise the sensitivity of a clipp
 
 Clipping acts at ℓ/(1 + e) and c/(1 + e); then a sum in float32 changes by at most what
 the plan pays for, 2s. e is the sum of the terms below. Each is a function named like
-its field of `RoundingError`, and cites its step of the proof in docs/privacy.md, "Sums
-in floating point".
+its field of `RoundingError`, and cites its step of the proof in
+docs/explanation/privacy.md, "Sums in floating point".
 
 Notation: u = 2⁻²⁴; K devices of N_k records and m parameters; ℓ_k and c_k the clipping
 thresholds of a device and of its records; s_k = min(c_k, ℓ_k). What is added together

@@ -1,4 +1,7 @@
-"""Clip gradients of records and devices (docs/privacy.md, Sums, steps 3, 4 and 8)."""
+"""Clip gradients of records and devices.
+
+The steps of the proof are 3, 4 and 8 in docs/explanation/privacy.md, "Sums in floating point".
+"""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Constants of the proof in docs/privacy.md, "Sums in floating point".
+"""Constants of the proof in docs/explanation/privacy.md, "Sums in floating point".
 
 Each one is a choice that the code of this package keeps to and that the bound of
 `wflmc.sums.bound` is computed from. Changing one changes both.

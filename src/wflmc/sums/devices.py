@@ -1,4 +1,4 @@
-"""Sums over devices (docs/privacy.md, Sums, steps 5 and 7)."""
+"""Sums over devices (docs/explanation/privacy.md, Sums, steps 5 and 7)."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-r"""Sums that are the same in any order (docs/privacy.md, Sums, step 5).
+r"""Sums that are the same in any order (docs/explanation/privacy.md, Sums, step 5).
 
 Terms are rounded to multiples of a power of two: so fine that a term moves by at most
 n² 2⁻⁴⁶ of a public bound, and so coarse that float32 holds both parts of every partial

@@ -1,4 +1,7 @@
-"""Norms whose rounding is bounded (docs/privacy.md, Sums, steps 3 and 8)."""
+"""Norms whose rounding is bounded.
+
+The steps of the proof are 3 and 8 in docs/explanation/privacy.md, "Sums in floating point".
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,6 @@
-"""Pairs of float32 numbers: arithmetic with 46 bits (docs/privacy.md, Sums, step 2).
+"""Pairs of float32 numbers: arithmetic with 46 bits.
+
+The step of the proof is 2 in docs/explanation/privacy.md, "Sums in floating point".
 
 A pair stands for the number high + low. Accelerators are fast with float32 alone, and
 float64 on a host would need all gradients there.
@@ -46,7 +48,7 @@ def as_pair(value: jax.Array) -> Pair:
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> Pair:
-    r"""Return a + b without error (Knuth; docs/privacy.md, Sums, step 2).
+    r"""Return a + b without error (Knuth; docs/explanation/privacy.md, Sums, step 2).
 
     $$h = a \oplus b,\quad t = h \ominus a,\quad
       l = (a \ominus (h \ominus t)) \oplus (b \ominus t),\quad h + l = a + b.$$

@@ -3,7 +3,7 @@ r"""Gradients of single records of any JAX model, of which each is clipped.
 What one record adds to the gradient of a dense layer's weights is a product
 $x\delta^\top$ of what entered the layer and of what came back. Its norm is
 $\lVert x\rVert\,\lVert\delta\rVert$, and one matrix product adds such products of many
-records: none of them is ever written (docs/privacy.md, Sums, step 3).
+records: none of them is ever written (docs/explanation/privacy.md, Sums, step 3).
 """
 
 from collections.abc import Callable, Sequence

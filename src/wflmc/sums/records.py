@@ -1,4 +1,7 @@
-"""Sums over the records of a device (docs/privacy.md, Sums, steps 1 and 2)."""
+"""Sums over the records of a device.
+
+The steps of the proof are 1 and 2 in docs/explanation/privacy.md, "Sums in floating point".
+"""
 
 import functools
 from collections.abc import Callable

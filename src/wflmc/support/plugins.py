@@ -2,7 +2,7 @@
 
 A package declares `[project.entry-points."wflmc.policies"]`, `"wflmc.fading"` or `"wflmc.models"`, each a name and what
 it stands for: a `PowerPolicy`; a function from the mean power to a `Fading`; a function that returns a posterior.
-`docs/extending.md` has a whole package as an example.
+`docs/guides/extending.md` has a whole package as an example.
 """
 
 import inspect
@@ -49,10 +49,10 @@ def known_names(group: str, builtin: Iterable[str]) -> str:
     """Return the names that a key may have, and how to register another one, as the end of "it must be ...".
 
     >>> known_names("fading", ["static", "rayleigh"])
-    "'static', 'rayleigh' or a name that an installed package registers as wflmc.fading (see docs/extending.md)"
+    "'static', 'rayleigh' or a name that an installed package registers as wflmc.fading (see docs/guides/extending.md)"
     """
     quoted = ", ".join(f"'{name}'" for name in (*builtin, *names(group)))
-    register = f"a name that an installed package registers as wflmc.{group} (see docs/extending.md)"
+    register = f"a name that an installed package registers as wflmc.{group} (see docs/guides/extending.md)"
     return f"{quoted} or {register}" if quoted else register
 
 

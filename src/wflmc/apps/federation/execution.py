@@ -239,7 +239,7 @@ def run_federation(
         raise InputError(
             "--runtime",
             given,
-            f"process with a model of your own: {why}; see docs/numpyro.md",
+            f"process with a model of your own: {why}; see docs/guides/numpyro.md",
         )
     if place.exists():
         _refuse_other(folder, about)
