@@ -165,15 +165,22 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     """Rows at most b long, replaced or left empty: the three sums by random search, against what is charged for."""
     rng = np.random.default_rng(0)
     charged = {}
-    honest = releases.Air.receive
+    honest = releases.ReleaseChannel.receive
 
-    def hear(air, rounds, sums, reach, moved_by, share):
+    def hear(air, rounds, sums, *, reach, moved_by, budget_fraction):
         charged.setdefault((air.privacy.adjacency, air.privacy.unit), []).append(
             (moved_by, reach)
         )
-        return honest(air, rounds, sums, reach, moved_by, share)
+        return honest(
+            air,
+            rounds,
+            sums,
+            reach=reach,
+            moved_by=moved_by,
+            budget_fraction=budget_fraction,
+        )
 
-    monkeypatch.setattr(releases.Air, "receive", hear)
+    monkeypatch.setattr(releases.ReleaseChannel, "receive", hear)
     posterior = wflmc.gaussian_regression(
         KEY, 4, X=rng.standard_normal((40, 3)), y=np.zeros(40), intercept=True
     )
@@ -187,7 +194,7 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
     real = np.ones(pair.shape[:2], bool)
 
     def sums(radius):
-        rows = releases.within(pair, radius, real)
+        rows = releases.clip_rows(pair, radius, real)
         return (
             rows,
             (rows**2).sum(-1, keepdims=True),
@@ -217,7 +224,7 @@ def test_a_release_costs_less_and_has_noise_of_its_own(example_clip, least):
     link = wflmc.Link(channel.static(0.01), snr_db=-20)
     made = {
         name: preconditioning.release_whitening(
-            KEY, posterior, link, promise(name, 30, example_clip), share=0.9
+            KEY, posterior, link, promise(name, 30, example_clip), budget_fraction=0.9
         )
         for name in privacy.ADJACENCIES
     }

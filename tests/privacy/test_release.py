@@ -45,7 +45,7 @@ def test_a_release_spends_no_more_than_its_share(
     snr_db, unit, intercept, share, rounds, error
 ):
     posterior, release = released(
-        snr_db, unit, intercept, error, share=share, rounds=rounds
+        snr_db, unit, intercept, error, budget_fraction=share, rounds=rounds
     )
     assert release.loss.shape == (rounds, 5)
     assert np.all(release.loss >= 0)
@@ -80,7 +80,7 @@ def test_sums_move_no_further_than_the_stated_sensitivity():
     b, worst = 1.7, np.zeros(3)
     for _ in range(4000):
         u, v = b * rng.standard_normal((2, 3)) * rng.choice([0.3, 3], (2, 1))
-        pair = releases.within(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
+        pair = releases.clip_rows(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
         products = preconditioning._packed(np.einsum("ni,nj->nij", pair, pair))
         lengths = (pair**2).sum(1)
         moved = [
@@ -103,8 +103,20 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
         heard = []
         for given_sums in (sums, other):
-            air = releases.Air(KEY, link, privacy, sizes, uses, 3, np.zeros(1))
-            heard.append(air.receive(3, given_sums, reach, 1.0, 0.5))
+            air = releases.ReleaseChannel(
+                KEY,
+                link,
+                privacy,
+                sizes,
+                uses=uses,
+                rounds=range(3),
+                settings=np.zeros(1),
+            )
+            heard.append(
+                air.receive(
+                    3, given_sums, reach=reach, moved_by=1.0, budget_fraction=0.5
+                )
+            )
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
         (first, noise), (second, _) = heard
         distance = np.linalg.norm(second - first) / noise
@@ -122,18 +134,28 @@ def test_noise_of_the_average_is_what_it_says():
     sizes = np.array([4, 8, 2])
     draws = []
     for seed in range(400):
-        air = releases.Air(
-            jax.random.key(seed), link, PROMISE["record"], sizes, 10, 5, np.zeros(1)
+        air = releases.ReleaseChannel(
+            jax.random.key(seed),
+            link,
+            PROMISE["record"],
+            sizes,
+            uses=10,
+            rounds=range(5),
+            settings=np.zeros(1),
         )
-        air.receive(1, np.zeros((3, 10)), 2.0, 1.0, 0.5)
-        draws.append(air.receive(3, np.zeros((3, 10)), 2.0, 1.0, 0.5))
+        air.receive(1, np.zeros((3, 10)), reach=2.0, moved_by=1.0, budget_fraction=0.5)
+        draws.append(
+            air.receive(
+                3, np.zeros((3, 10)), reach=2.0, moved_by=1.0, budget_fraction=0.5
+            )
+        )
     spread = np.std([average for average, _ in draws])
     assert spread / draws[0][1] == pytest.approx(1, abs=4 / np.sqrt(2 * 4000))
 
 
 def test_wrong_requests_are_refused():
     for keywords, what in (
-        ({"share": 0.0}, "share"),
+        ({"budget_fraction": 0.0}, "share"),
         ({"rounds": 2}, "rounds"),
         ({"clip": -1.0}, "clip"),
     ):

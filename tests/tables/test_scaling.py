@@ -40,13 +40,20 @@ def columns(rows: int = 2000) -> np.ndarray:
 
 def heard(monkeypatch):
     """Record the sums that devices send, the reach and the move that are claimed for each."""
-    calls, honest = [], releases.Air.receive
+    calls, honest = [], releases.ReleaseChannel.receive
 
-    def receive(self, rounds, sums, reach, moved_by, share):
+    def receive(self, rounds, sums, *, reach, moved_by, budget_fraction):
         calls.append((sums, reach, moved_by))
-        return honest(self, rounds, sums, reach, moved_by, share)
+        return honest(
+            self,
+            rounds,
+            sums,
+            reach=reach,
+            moved_by=moved_by,
+            budget_fraction=budget_fraction,
+        )
 
-    monkeypatch.setattr(releases.Air, "receive", receive)
+    monkeypatch.setattr(releases.ReleaseChannel, "receive", receive)
     return calls
 
 
@@ -61,14 +68,14 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
         calls, owner, here = heard(patch), np.arange(30) % 3, np.arange(30) != 4
         sides = [columns(30), columns(30)]
         sides[0][4], sides[1][4] = row, 0.0 if adjacency == "add-remove" else other
-        air = releases.Air(
+        air = releases.ReleaseChannel(
             KEY,
             releases.ideal_link(),
             promise(adjacency=adjacency),
             np.bincount(owner),
-            600,
-            4,
-            np.zeros(1),
+            uses=600,
+            rounds=range(4),
+            settings=np.zeros(1),
         )
         for side, rows in enumerate(sides):
             kind = np.clip(np.round(rows * 3), 0, 9).astype(int)

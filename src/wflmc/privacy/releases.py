@@ -1,12 +1,16 @@
-"""Sums over private data that the server receives once, before the first round of a chain, and what they cost.
+"""Noisy sums over private data that the server receives before the first round.
 
-All devices send at once, as they do with gradients: the server receives the sum under channel noise. It is a Gaussian
-mechanism, whose loss is taken from the same budget.
+All devices send at once, as they do with gradients: the server receives the
+superposition of their sums under channel noise. Each release is a Gaussian mechanism,
+so that its loss adds to that of the gradients and is taken from the same budget
+(docs/explanation/privacy.md, "The whitening release").
 """
+
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import Link, static
 from wflmc.privacy import Privacy
@@ -15,14 +19,57 @@ from wflmc.support.keys import digest
 
 Array = NDArray[np.float64]
 
+IDEAL_SNR_DB = 200.0
+"""SNR in dB at which channel noise is negligible beside any noise for privacy."""
+FLOAT64_EPSILON = 2.0**-52
+"""Relative spacing of float64: the rounding that sums over devices are charged for."""
+SMALLEST_NORM = 1e-300
+"""In the place of a norm of zero, which is divided by."""
+
 
 def ideal_link() -> Link:
-    """Return a link that limits nothing: what is received has the noise that privacy asks for, and no more."""
-    return Link(static(1.0), snr_db=200.0)
+    """Return a link whose power and noise limit nothing.
+
+    What is received over it has the noise that privacy asks for, and practically no
+    more. Tables and plans without a link of their own use it.
+
+    Returns:
+        A static channel of gain 1 at an SNR of 200 dB, with perfect knowledge of the
+        channel.
+    """
+    return Link(static(1.0), snr_db=IDEAL_SNR_DB)
 
 
-class Air:
-    """The channel of a release: gains as devices know them and as they are, what devices are promised and have lost."""
+class ReceivedMean(NamedTuple):
+    """A mean over all examples, as the server receives it."""
+
+    mean: Array
+    """The received sum over all devices and rounds, divided by N, [n]."""
+    noise_std: float
+    """The standard deviation of the noise on each of its entries."""
+
+
+class ReleaseChannel:
+    r"""The channel over which one release is sent, and what it has cost so far.
+
+    In round $s$ device $k$ sends its sum at an amplitude $a_{s,k}$, in units of
+    $\sqrt{N_0}$, so that a change of the sum by $\Delta$ costs the device the loss
+    $(a_{s,k}\Delta)^2/2$. The amplitude is full power or, if that costs more, what
+    the budget of the round allows. Without `exact`, noise comes from `key` and
+    repeats; it then protects a simulation only.
+
+    Args:
+        key: seeds the noise, together with everything that decides what is sent.
+        link: the channel.
+        privacy: what devices are promised; its unit and adjacency decide how much one
+            change moves a sum.
+        sizes: the number of examples N_k of each device, [K].
+        uses: channel uses of a round, over which a sum is repeated.
+        rounds: of the link that the release may take; those before it are skipped.
+        settings: numbers of the release that decide what is sent.
+        exact: draw noise on a lattice from the operating system's entropy, which
+            protects real data, instead of simulating it.
+    """
 
     def __init__(
         self,
@@ -30,104 +77,156 @@ class Air:
         link: Link,
         privacy: Privacy,
         sizes: NDArray[np.intp],
+        *,
         uses: int,
-        rounds: int,
+        rounds: range,
         settings: Array,
-        start: int = 0,
         exact: bool = False,
     ) -> None:
-        """Open the channel.
-
-        Args:
-            key: seeds the noise, together with all that decides what is sent.
-            sizes: N_k, [K].
-            uses: channel uses of a round.
-            rounds: of the whole release.
-            settings: numbers of the release that decide what is sent.
-            start: rounds of the link that came before.
-            exact: draw noise that protects for real, on a lattice, from the operating system's entropy instead.
-        """
         devices = sizes.size
-        self.link, self.privacy, self.sizes, self.uses = link, privacy, sizes, uses
-        self.losses: list[Array] = []
+        self.link = link
+        self.privacy = privacy
+        self.sizes = sizes
+        self.uses = uses
         self.exact = exact
-        off = link.mismatch(start + rounds, devices)
-        self.off = np.ones((rounds, devices)) if off is None else off[start:]
-        self.known = np.abs(link.gains(start + rounds, devices)[start:]) / self.off
-        # Whoever sends something else, on another channel or at another power, has other noise too.
-        about = (
-            self.known,
-            self.off,
+        self.losses: list[Array] = []
+        """The privacy loss of every round and device, [rounds, K] for each sum."""
+        mismatch = link.mismatch(rounds.stop, devices)
+        if mismatch is None:
+            self.mismatch = np.ones((len(rounds), devices))
+        else:
+            self.mismatch = mismatch[rounds.start :]
+        gains = np.abs(link.gains(rounds.stop, devices)[rounds.start :])
+        self.known_gains = gains / self.mismatch
+        # Whoever sends something else, on another channel or at another power, has to
+        # have other noise too: equal noise would cancel in a difference.
+        facts: list[ArrayLike | bytes] = [
+            self.known_gains,
+            self.mismatch,
             link.snr(devices),
             privacy.budget(devices),
             privacy.unit.encode(),
             settings,
-        )
-        neighbours = (
-            () if privacy.adjacency == "replace" else (privacy.adjacency.encode(),)
-        )
-        seed = digest(np.asarray(jax.random.key_data(key)), *about, *neighbours)
-        self.noise = digest(
-            seed.encode()
-        )  # ledgers have this name, from which nobody can draw the noise again
-        self.generator = np.random.default_rng(int(seed, 16))
+        ]
+        if privacy.adjacency != "replace":
+            facts.append(privacy.adjacency.encode())
+        seed = digest(np.asarray(jax.random.key_data(key)), *facts)
+        self.noise_name = digest(seed.encode())
+        """A name for the noise, for ledgers: the noise cannot be drawn from it."""
+        self._generator = np.random.default_rng(int(seed, 16))
 
     def receive(
-        self, rounds: int, sums: Array, reach: float, moved_by: float, share: float
-    ) -> tuple[Array, float]:
-        """Return devices' sums[K, n] as the server receives them, averaged over all examples, and the noise.
+        self,
+        rounds: int,
+        sums: Array,
+        *,
+        reach: float,
+        moved_by: float,
+        budget_fraction: float,
+    ) -> ReceivedMean:
+        """Send devices' sums in the next rounds, and pay for them.
+
+        The result is private for every device: a change of its data, as the promise
+        defines it, costs no more than the fraction of its budget. What is paid is
+        appended to `losses`. The amplitude of a round is public and does not depend on
+        the sums. Nothing is charged to a ledger here; callers do that.
 
         Args:
-            rounds: how many it takes, of `self.uses` channel uses each, in which the n numbers are repeated.
-            reach: what one example adds to the length of a sum, so that N_k times it is what full power is made for;
-                longer sums are clipped to it.
-            moved_by: how far one example, replaced or left empty, moves a sum.
+            rounds: how many rounds the release takes.
+            sums: of the examples of each device, [K, n]; longer ones are clipped to
+                N_k times `reach`.
+            reach: the largest norm that one example adds to a sum; N_k times it is
+                sent at full power.
+            moved_by: the largest norm by which one example, replaced or left empty,
+                moves a sum. Used where the promise is about records.
+            budget_fraction: of every device's budget, for all of these rounds.
+
+        Returns:
+            The sum over devices as the server receives it, averaged over all
+            examples, and its noise.
         """
-        done = sum(map(len, self.losses))
-        at = slice(done, done + rounds)
-        limit = self.sizes * reach
-        length = np.linalg.norm(sums, axis=1)
-        sent = sums * np.minimum(1.0, limit / np.maximum(length, 1e-300))[:, None]
-        strength = (
-            self.known[at] * np.sqrt(self.link.snr(self.sizes.size) * self.uses) / limit
-        )  # over √N0
-        moved = 2 * limit
+        first = sum(map(len, self.losses))
+        block = slice(first, first + rounds)
+        devices, entries = sums.shape
+        limit = np.asarray(self.sizes * reach, dtype=float)
+        norms = np.linalg.norm(sums, axis=1)
+        factors = np.minimum(1.0, limit / np.maximum(norms, SMALLEST_NORM))
+        sent = sums * factors[:, None]
+
+        root_snr = np.sqrt(self.link.snr(devices) * self.uses)
+        full_amplitude = self.known_gains[block] * root_snr / limit
+        change = self._largest_change(limit, moved_by, entries)
+        full_loss = (self.link.uncertainty * full_amplitude * change) ** 2 / 2
+        # Every round may spend the same, so that it need not know the others' gains.
+        allowed_loss = budget_fraction * self.privacy.budget(devices) / rounds
+        power_fraction = np.minimum(1.0, allowed_loss / full_loss)
+        loss = full_loss * power_fraction
+        amplitude = full_amplitude * np.sqrt(power_fraction)
+
+        self.losses.append(loss)
+        signal = (amplitude * self.mismatch[block]) @ sent
+        received = self._add_noise(signal, loss, amplitude @ limit)
+
+        weight = amplitude.sum(1)
+        total_weight = float(weight @ (amplitude @ self.sizes))
+        mean = weight @ received / total_weight
+        return ReceivedMean(mean, float(np.linalg.norm(weight)) / total_weight)
+
+    def _largest_change(self, limit: Array, moved_by: float, entries: int) -> Array:
+        """Return the largest norm by which neighbouring data move a sent sum, [K].
+
+        Sums in float64 change by a little more than exact ones do
+        (docs/explanation/privacy.md, Sums).
+        """
+        change = 2 * limit
         if self.privacy.unit == "record":
-            moved = np.minimum(moved_by, moved)
+            change = np.minimum(moved_by, change)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
-            moved = limit
-        # Sums in float64 change by a little more than exact ones: see Sums in
-        # docs/explanation/privacy.md.
-        moved = moved * (
-            1
-            + (self.sizes.size + self.sizes.max() + sums.shape[1])
-            * self.sizes.sum()
-            * 2.0**-52
-        )
-        loss = (self.link.uncertainty * strength * moved) ** 2 / 2
-        allowed = (
-            share * self.privacy.budget(self.sizes.size) / rounds
-        )  # of a round, which need not know the others
-        fraction = np.minimum(1.0, allowed / loss)
-        self.losses.append(loss * fraction)
-        strength = strength * np.sqrt(fraction)
-        signal = (strength * self.off[at]) @ sent
-        if self.exact:
-            change, total = np.sqrt(2 * self.losses[-1]), strength @ limit
-            signal = np.array([
-                Lattice.fitted(1.0, one, np.zeros_like(one), float(most), sums.shape[1]).noisy(each)
-                for one, most, each in zip(change, total, signal, strict=True)
-            ])  # fmt: skip
-        else:
-            signal = signal + self.generator.standard_normal(signal.shape)
-        weight = strength.sum(1)
-        total = float(weight @ (strength @ self.sizes))
-        return weight @ signal / total, float(np.linalg.norm(weight)) / total
+            change = limit
+        additions = self.sizes.size + self.sizes.max() + entries
+        rounding = additions * self.sizes.sum() * FLOAT64_EPSILON
+        return np.asarray(change * (1 + rounding))
+
+    def _add_noise(self, signal: Array, loss: Array, total: Array) -> Array:
+        """Return a signal[round, n] with noise of variance 1.
+
+        Args:
+            signal: what arrives, without noise.
+            loss: of every round and device, [round, K].
+            total: the largest norm of the signal in every round, [round].
+        """
+        if not self.exact:
+            return signal + self._generator.standard_normal(signal.shape)
+        changes = np.sqrt(2 * loss)
+        received = np.empty_like(signal)
+        for index, change in enumerate(changes):
+            lattice = Lattice.fitted(
+                deviation=1.0,
+                change=change,
+                norm=np.zeros_like(change),
+                total=float(total[index]),
+                dim=signal.shape[1],
+            )
+            received[index] = lattice.noisy(signal[index])
+        return received
 
 
-def within(rows: Array, radius: float, real: NDArray[np.bool_]) -> Array:
-    """Return rows[K, n, d] no longer than the radius, and zero where there is no example."""
-    length = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows * (
-        np.minimum(1.0, radius / np.maximum(length, 1e-300)) * real[..., None]
-    )
+def clip_rows(rows: Array, radius: float, is_real: NDArray[np.bool_]) -> Array:
+    """Return rows that are no longer than a radius, and empty ones as zeros.
+
+    Rows within the ball stay as they are; longer ones are scaled onto it. The
+    projection brings no two rows further apart, so that a sum over them moves by at
+    most twice the radius when one row is replaced, and by the radius when one is left
+    empty.
+
+    Args:
+        rows: of all devices, [K, n, d]; padding may hold anything finite.
+        radius: the largest Euclidean norm of a row.
+        is_real: whether there is an example in a row, [K, n]; other rows become zero.
+
+    Returns:
+        The clipped rows, [K, n, d].
+    """
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    factors = np.minimum(1.0, radius / np.maximum(norms, SMALLEST_NORM))
+    return rows * (factors * is_real[..., None])

@@ -385,7 +385,7 @@ def _preconditioned(
         link,
         privacy,
         clip=section.whiten_clip or None,
-        share=section.whiten_share,
+        budget_fraction=section.whiten_share,
         rounds=section.whiten_rounds,
         prior_on=section.prior_on,
     )

@@ -42,7 +42,7 @@ from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import Plan
 from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercept
 from wflmc.privacy import Ledger
-from wflmc.privacy.releases import Air, Array, ideal_link
+from wflmc.privacy.releases import Array, ReleaseChannel, ideal_link
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import NotCovered
 from wflmc.support.errors import InputError
@@ -364,20 +364,23 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ) -> tuple[tuple[Plan, Trace, Parts], float]:
             own = jax.random.fold_in(key, number)
             made = run(best[candidate], alone, own, None)
-            air = Air(
+            release_channel = ReleaseChannel(
                 own,
                 ideal_link(),
                 facts.promise,
                 np.bincount(owner),
-                1,
-                1,
-                np.zeros(1),
+                uses=1,
+                rounds=range(1),
+                settings=np.zeros(1),
                 exact=self._real,
             )
             sums = np.bincount(owner, self._right(made[1], Z, y), facts.devices)[
                 :, None
             ].astype(float)
-            return made, float(air.receive(1, sums, 1.0, 1.0, scored / budget)[0][0])
+            received = release_channel.receive(
+                1, sums, reach=1.0, moved_by=1.0, budget_fraction=scored / budget
+            )
+            return made, float(received.mean[0])
 
         self.selected_ = selection.select(
             host_generator(key, "repeats"), len(best), repeat
@@ -405,26 +408,27 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[float, float]:
         """Release how many residuals have which size; return the noise scale by it, in spreads, and what it cost."""
         start = self.plan_.start + len(self.plan_.rounds)
-        air = Air(
+        release_channel = ReleaseChannel(
             key,
             facts.channel,
             facts.promise,
             np.bincount(owner),
-            SIZES.size + 1,
-            1,
-            SIZES,
-            start,
-            self._real,
+            uses=SIZES.size + 1,
+            rounds=range(start, start + 1),
+            settings=SIZES,
+            exact=self._real,
         )
         size = np.searchsorted(SIZES, np.abs(_residuals(self.trace_, Z, y)))
         share = loss / float(facts.promise.budget(1)[0])
-        received, _ = count_kinds(air, size[:, None], SIZES.size + 1, owner, share)
-        losses = air.losses[0]
+        received, _ = count_kinds(
+            release_channel, size[:, None], SIZES.size + 1, owner, share
+        )
+        losses = release_channel.losses[0]
         ledger.charge(
-            f"residuals-{digest(size, air.noise.encode())}",
+            f"residuals-{digest(size, release_channel.noise_name.encode())}",
             start,
             losses,
-            f"residuals-{air.noise}",
+            f"residuals-{release_channel.noise_name}",
         )
         # The nearest normal law. Large residuals count more: they decide how wide intervals must be, whatever the law.
         spreads = np.geomspace(SIZES[0], SIZES[-1], 2000)[:, None]

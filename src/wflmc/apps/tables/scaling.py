@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wflmc.channel import Link
 from wflmc.privacy import Privacy
-from wflmc.privacy.releases import Air, ideal_link
+from wflmc.privacy.releases import ReleaseChannel, ideal_link
 from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, digest
 
@@ -100,7 +100,7 @@ def release_scaling(
         ranges: the least and the largest value of every column, [d, 2], where that is public; nan where it is not.
         groups: where, among the columns, a group of columns begins that has a mean square of its own.
         share: of every device's budget; by default `share_for`.
-        exact: as of `Air`.
+        exact: as of `ReleaseChannel`.
     """
     check_key(key)
     count, columns = rows.shape
@@ -132,21 +132,34 @@ def release_scaling(
     settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
     uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
     over, rounds = ideal_link() if link is None else link, 1 + 2 * bool(unknown.any())
-    air = Air(key, over, privacy, sizes, uses, rounds, settings, exact=exact)
+    release_channel = ReleaseChannel(
+        key,
+        over,
+        privacy,
+        sizes,
+        uses=uses,
+        rounds=range(rounds),
+        settings=settings,
+        exact=exact,
+    )
     group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
     if unknown.any():
         known = known.copy()
         known[unknown] = _find_ranges(
-            air, rows[:, unknown], owner, group[unknown], COUNTED * share
+            release_channel, rows[:, unknown], owner, group[unknown], COUNTED * share
         )
     middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
     within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
     left = share * (AVERAGED if unknown.any() else 1.0)
-    mean, size = _find_means(air, within, owner, np.array([0, *groups, columns]), left)
-    loss = np.concatenate(air.losses)
-    name = digest(rows, owner, air.noise.encode(), loss)
+    mean, size = _find_means(
+        release_channel, within, owner, np.array([0, *groups, columns]), left
+    )
+    loss = np.concatenate(release_channel.losses)
+    name = digest(rows, owner, release_channel.noise_name.encode(), loss)
     scaling = Scaling(middle + half * mean, half * size)
-    return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{air.noise}")
+    return ScalingRelease(
+        scaling, loss, f"scale-{name}", f"scale-{release_channel.noise_name}"
+    )
 
 
 SHARE_NOISE = 1e-3
@@ -212,7 +225,7 @@ def release_class_shares(
         part: of every device's budget, see `class_counts_part`.
         link: the channel; an ideal one by default.
         start: rounds of the link that came before.
-        exact: as of `Air`.
+        exact: as of `ReleaseChannel`.
 
     Returns:
         The shares and their cost. Shares that noise hides are drawn towards 1/C, as far as Stein's estimate says, and
@@ -221,8 +234,19 @@ def release_class_shares(
     sizes = np.bincount(owner)
     settings = np.array([classes, part, start], dtype=float)
     channel = ideal_link() if link is None else link
-    air = Air(key, channel, privacy, sizes, classes, 1, settings, start, exact)
-    received, noise = count_kinds(air, labels[:, None], classes, owner, part)
+    release_channel = ReleaseChannel(
+        key,
+        channel,
+        privacy,
+        sizes,
+        uses=classes,
+        rounds=range(start, start + 1),
+        settings=settings,
+        exact=exact,
+    )
+    received, noise = count_kinds(
+        release_channel, labels[:, None], classes, owner, part
+    )
     deviation = (
         received[0] - received[0].mean()
     )  # shares have a sum of 1: what noise says against it is dropped
@@ -230,19 +254,25 @@ def release_class_shares(
     shares = 1 / classes + max(0.0, 1 - hidden) * deviation
     shares = np.maximum(shares, max(noise, 1 / len(labels)) / 2)
     shares = shares / shares.sum()
-    loss = np.concatenate(air.losses)
-    name = digest(labels, owner, air.noise.encode(), loss)
-    return ClassShares(shares, loss, f"classes-{name}", f"classes-{air.noise}")
+    loss = np.concatenate(release_channel.losses)
+    name = digest(labels, owner, release_channel.noise_name.encode(), loss)
+    return ClassShares(
+        shares, loss, f"classes-{name}", f"classes-{release_channel.noise_name}"
+    )
 
 
 def _find_ranges(
-    air: Air, rows: Array, owner: Indices, group: Indices, share: float
+    release_channel: ReleaseChannel,
+    rows: Array,
+    owner: Indices,
+    group: Indices,
+    share: float,
 ) -> Array:
     """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
     with np.errstate(divide="ignore"):
         order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
     kind = np.where(rows == 0, 0, order - EXPONENTS[0] + 1).astype(np.intp)
-    counts, noise = count_kinds(air, kind, EXPONENTS.size + 1, owner, share)
+    counts, noise = count_kinds(release_channel, kind, EXPONENTS.size + 1, owner, share)
     zeros = counts[:, 0]
     window, evidence = _likeliest_window(counts[:, 1:], noise, 0.0)
     magnitude = (EXPONENTS[window[:, 1] - 1] + 1).astype(np.float64)
@@ -253,7 +283,11 @@ def _find_ranges(
     size = 2.0**magnitude
     part = np.clip(np.floor((rows / size + 1) / 2 * PARTS), 0, PARTS - 1)
     counts, noise = count_kinds(
-        air, np.where(rows == 0, 0, part + 1).astype(np.intp), PARTS + 1, owner, share
+        release_channel,
+        np.where(rows == 0, 0, part + 1).astype(np.intp),
+        PARTS + 1,
+        owner,
+        share,
     )
     # Where counts say little, a wide range is the safer one. Columns that are alike are counted together.
     window, _ = _likeliest_window(counts[:, 1:], noise, 2.0)
@@ -285,17 +319,29 @@ def _pool(magnitude: Array, columns: Indices, sure: NDArray[np.bool_]) -> Indice
 
 
 def count_kinds(
-    air: Air, kind: Indices, kinds: int, owner: Indices, share: float
+    release_channel: ReleaseChannel,
+    kind: Indices,
+    kinds: int,
+    owner: Indices,
+    share: float,
 ) -> tuple[Array, float]:
     """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
     columns = kind.shape[1]
     place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
     sums = np.bincount(
-        place.ravel(), minlength=air.sizes.size * columns * kinds
-    ).reshape(air.sizes.size, -1)
+        place.ravel(), minlength=release_channel.sizes.size * columns * kinds
+    ).reshape(release_channel.sizes.size, -1)
     # A row counts once in every column: replaced, it leaves one count and enters another.
-    moved = (columns if air.privacy.adjacency == "add-remove" else 2 * columns) ** 0.5
-    received, noise = air.receive(1, sums.astype(float), columns**0.5, moved, share)
+    moved = (
+        columns if release_channel.privacy.adjacency == "add-remove" else 2 * columns
+    ) ** 0.5
+    received, noise = release_channel.receive(
+        1,
+        sums.astype(float),
+        reach=columns**0.5,
+        moved_by=moved,
+        budget_fraction=share,
+    )
     return received.reshape(columns, kinds), noise
 
 
@@ -321,7 +367,11 @@ def _likeliest_window(
 
 
 def _find_means(
-    air: Air, rows: Array, owner: Indices, edges: Indices, share: float
+    release_channel: ReleaseChannel,
+    rows: Array,
+    owner: Indices,
+    edges: Indices,
+    share: float,
 ) -> tuple[Array, Array]:
     """Return the mean of every column of rows[N, d], and the root mean square about it of every group, [d] each."""
     columns = rows.shape[1]
@@ -334,10 +384,14 @@ def _find_means(
     )[:, None]
     order = np.argsort(owner, kind="stable")
     sums = np.add.reduceat(
-        vector[order], np.concatenate([[0], np.cumsum(air.sizes)[:-1]]), axis=0
+        vector[order],
+        np.concatenate([[0], np.cumsum(release_channel.sizes)[:-1]]),
+        axis=0,
     )
-    moved = reach if air.privacy.adjacency == "add-remove" else 2 * reach
-    received, noise = air.receive(1, sums, reach, moved, share)
+    moved = reach if release_channel.privacy.adjacency == "add-remove" else 2 * reach
+    received, noise = release_channel.receive(
+        1, sums, reach=reach, moved_by=moved, budget_fraction=share
+    )
     mean = received[:columns]
     mean *= max(
         0.0, 1 - columns * noise**2 / max(float(mean @ mean), 1e-300)

@@ -306,7 +306,7 @@ def whiten(
         posterior,
         facts.channel,
         facts.promise,
-        share=WHITENED * left,
+        budget_fraction=WHITENED * left,
         rounds=3 if facts.link is None else 16,
         prior_on="whitened",
         start=start,
