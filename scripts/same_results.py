@@ -294,7 +294,7 @@ def continued_chain() -> Arrays:
         sampler=sampler,
         policy=Policy(power="equal"),
     )
-    rest = plan.rest(15)
+    rest = plan.from_round(15)
     trace = sample(jax.random.key(9), model, rest, 3, initial=np.ones((3, model.dim)))
     return {**plan_arrays(rest), **trace_arrays(trace)}
 

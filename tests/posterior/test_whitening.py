@@ -128,7 +128,9 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
         evaluation.w2_sq.worst
         < 5 * np.trace(own.exact.covariance) / 2000 * 5 + exact[300:].max() * 1.2
     )
-    goes_on = wflmc.sample(KEY, other, plan.rest(310), 2000, initial=trace.theta[:, 9])
+    goes_on = wflmc.sample(
+        KEY, other, plan.from_round(310), 2000, initial=trace.theta[:, 9]
+    )
     np.testing.assert_allclose(
         goes_on.theta[:, -1], trace.theta[:, -1], rtol=1e-3, atol=1e-4
     )

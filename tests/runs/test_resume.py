@@ -138,7 +138,7 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
     whole = wflmc.sample(jax.random.key(1), posterior, plan, 5, keep_burn_in=True)
     every = np.concatenate([whole.warmup, whole.theta], axis=1)
     for start in (1, 13, 20):
-        rest = plan.rest(start)
+        rest = plan.from_round(start)
         assert rest.burn_in == max(0, 13 - start)
         trace = wflmc.sample(
             jax.random.key(1), posterior, rest, 5, initial=every[:, start - 1]

@@ -146,13 +146,15 @@ def test_rounds_that_fill_up_the_last_block_move_no_chain(few, monkeypatch):
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     plan = make(few, "equal", burn_in=3, samples=20)
     whole = wflmc.sample(jax.random.key(1), few, plan, 5)
-    begun = wflmc.sample(jax.random.key(1), few, plan.rest(0), 5, keep_burn_in=True)
+    begun = wflmc.sample(
+        jax.random.key(1), few, plan.from_round(0), 5, keep_burn_in=True
+    )
     np.testing.assert_allclose(begun.theta, whole.theta, rtol=1e-4, atol=1e-5)
     short = make(few, factor=0.1, burn_in=3, samples=9)
     long = make(few, factor=0.1, burn_in=3, samples=20)
     first = wflmc.sample(jax.random.key(1), few, short, 5)
     where = Start(first.theta[:, -1], first.velocity)
-    rest = long.rest(12)
+    rest = long.from_round(12)
     assert rest.bound is None
     assert np.isnan(rest.initial_w2_sq)
     after = wflmc.sample(jax.random.key(1), few, rest, 5, initial=where)

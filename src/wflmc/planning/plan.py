@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from wflmc.dynamics import OVERDAMPED, Array, Dynamics, Motion, from_constants
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY
 from wflmc.privacy import Privacy, round_loss
-from wflmc.support import notices, storage
+from wflmc.support import storage
 from wflmc.support.errors import InputError, Shown
 from wflmc.support.keys import digest
-from wflmc.support.notices import Notice
+from wflmc.support.notices import Notice, codes, texts
 
 PLAN_FILE = "plan.npz"
 """The usual name of a file that `Plan.save` writes."""
@@ -27,8 +27,8 @@ RoundValues = Any
 """Arrays of NumPy in a plan, of JAX in the sampler, which has None for zeros."""
 RoundIndex = int | slice | NDArray[np.intp] | jax.Array
 """One round, or several."""
-WRITTEN = "a plan as wflmc wrote it"
-"""What such a file must be, for errors."""
+PLAN_FILE_CONTENT = "a plan as wflmc wrote it"
+"""What a file of a plan must contain, as the end of an error's sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +179,7 @@ class Plan(Shown):
     """What the plan was made for."""
 
     def _facts(self) -> dict[str, Any]:
+        objective = None if np.isnan(self.objective) else self.objective
         facts: dict[str, Any] = {
             "devices": self.devices,
             "parameters": self.dim,
@@ -189,64 +190,99 @@ class Plan(Shown):
             "gain": self.gain,
             "gap": self.gap,
             "regime": self.regime,
-            "objective": None if np.isnan(self.objective) else self.objective,
+            "objective": objective,
         }
-        if self.privacy.epsilon is not None:
-            facts["epsilon"] = self.privacy.epsilon
-            facts["delta"] = self.privacy.delta
-            facts["adjacency"] = self.privacy.adjacency
+        promise = self.privacy
+        if promise.epsilon is not None:
+            facts["epsilon"] = promise.epsilon
+            facts["delta"] = promise.delta
+            facts["adjacency"] = promise.adjacency
         return facts
 
     # The rounds.
 
     @property
     def step_size(self) -> Array:
-        """η[S], or h of kinetic dynamics."""
+        """Return the step size of every round, η[S], or h[S] of kinetic dynamics.
+
+        All of them are equal unless the request had one for each round or
+        `step_schedule` was "planned", which changes the steps of burn-in. The update
+        is θ ← θ − η K/(α K_a) y + √β q (Sec. III-A).
+        """
         return self.rounds.step_size
 
     @property
     def gain(self) -> Array:
-        """α[S]."""
+        """Return the gain α[S] at which gradients arrive.
+
+        Device k transmits x_k = (α/h_k) clip(g_k), so that the server receives
+        y = α Σ_k clip(g_k) + z over the active devices. It is planned as
+        α = √(a N0), where a is the unknown of the power problem. A round costs an
+        active device the privacy loss 2(α s_k)²/N0, s_k being half the change that
+        its adjacency allows.
+        """
         return self.rounds.gain
 
     @property
     def weight(self) -> Array:
-        """Weight of each device's gradient in the update, [S, K], as `Rounds.weight`."""
+        """Return the weight of each device's gradient in the update, [S, K].
+
+        It is K/K_a for an active device and 0 for a silent one. Where devices do not
+        know their channels exactly it is the weight that was intended;
+        `weight_received` has what arrives.
+        """
         return self.rounds.weight
 
     @property
     def server_noise(self) -> Array:
-        """β[S], variance of the noise that the server adds."""
+        """Return β[S], the variance of the noise that the server adds.
+
+        It fills up what channel noise lacks of the noise that sampling needs,
+        β = max(0, 2η − η² N0 (K/(α K_a))²) (Sec. III-A). It is added to θ, or to the
+        velocity of kinetic dynamics. It is 0 in plans that optimize the exact law,
+        because those choose all the noise of a round.
+        """
         return self.rounds.server_noise
 
     @property
     def received(self) -> Array | None:
-        """|h/ĥ|[S, K], as `Rounds.received`."""
+        """Return |h/ĥ|[S, K], what arrives of a device over what was intended.
+
+        A device that takes its channel for ĥ inverts ĥ, not h. It is None where
+        devices know their channels exactly (`csi_error` is 0) and on an ideal link;
+        everything is then as if it were 1.
+        """
         return self.rounds.received
 
     @property
     def devices(self) -> int:
-        """K."""
+        """Return K, the number of devices, silent ones included."""
         return int(self.weight.shape[-1])
 
     @property
     def active_devices(self) -> NDArray[np.intp]:
-        """K_a[S]."""
+        """Return K_a[S], the number of devices that transmit in every round."""
         return np.count_nonzero(self.weight, axis=-1)
 
     @property
     def weight_received(self) -> Array:
-        """The weight with which each device's gradient enters the update, [S, K].
+        """Return the weight with which each gradient really enters the update, [S, K].
 
-        It differs from `weight` where devices do not know their channels exactly.
+        It is `weight` times |h/ĥ|, and equals `weight` where devices know their
+        channels exactly. The law of a chain, and the bias of its updates, follow from
+        these weights; devices themselves only know the intended ones.
         """
-        return self.weight if self.received is None else self.weight * self.received
+        if self.received is None:
+            return self.weight
+        return self.weight * self.received
 
     @property
     def scale(self) -> Array:
-        """The server's factor on the received sum, K/K_a, [S].
+        """Return K/K_a, [S], the server's factor on the received sum.
 
-        It is the largest weight of each round.
+        The server multiplies y/α by it, so that the sum over the active devices stands
+        for that over all. It is computed as the largest weight of each round, which
+        is that of every active device.
         """
         return self.weight.max(-1)
 
@@ -254,57 +290,111 @@ class Plan(Shown):
 
     @property
     def threshold(self) -> Array:
-        """The smallest |h| with which a device transmits, [S]."""
+        """Return g[S], the smallest |h| with which a device transmits (Sec. V-D).
+
+        It is 0 in rounds in which all devices transmit by rule, and nan under the
+        schedule "unbiased", which ranks devices by their own fading laws and has no
+        common threshold. It depends on the channels alone, not on the data.
+        """
         return self.certificate.threshold
 
     @property
     def bound(self) -> Array | None:
-        """B[1..S], the bound on W2²; None where none is known."""
+        """Return B[1..S], the bound on W2² between the chain and the posterior.
+
+        It is Proposition 1: B[s] = ρ² B[s−1] + κ (discretization + silent devices +
+        excess noise), from B[0] = `initial_w2_sq`, and holds while no gradient is
+        clipped. It is None where no bound is known: with kinetic dynamics, and with
+        steps above 2/L where L is known to be loose.
+        """
         return self.certificate.bound
 
     @property
     def power_share(self) -> Array:
-        """Fraction of its power limit that the weakest active device uses, [S]."""
+        """Return the fraction of its power limit that the weakest sender uses, [S].
+
+        The weakest sender is the active device that affords the smallest gain, by its
+        channel, its power limit and its clip. 1 means that the round is power-limited.
+        It is 0 on an ideal link, where power has no limit.
+        """
         return self.certificate.power_share
 
     @property
     def limit(self) -> NDArray[np.intp]:
-        """The limit of every round, [S], as an index into LIMITS."""
+        """Return what limits the power of every round, [S], as an index into LIMITS.
+
+        The limits are the noise that Langevin sampling needs, transmit power and
+        privacy, in this order where several hold; and policy-limited where a policy
+        transmits with less power than all of these allow.
+        """
         return self.certificate.limit
 
     @property
     def objective(self) -> float:
-        """What the policy minimizes, as `Certificate.objective`."""
+        """Return the value of what the policy's objective minimizes.
+
+        By `Policy.objective` it is the worst or the average of the bound after
+        burn-in, the worst exact W2², or V of transcripts, the variance of the noise in
+        what all kept rounds say about the gradient. It is nan where the objective is a
+        bound that is not known. Policies that do not optimize report it as well.
+        """
         return self.certificate.objective
 
     @property
     def lower_bound(self) -> float | None:
-        """What no plan within the same limits can be below, as in the certificate."""
+        """Return what no plan within the same limits can be below.
+
+        It is proven by weak duality and does not rely on the solver: any weights of
+        rounds and prices of budgets give such a bound, and the best that the solver
+        met is kept. It is None where nothing is proven, as for policies that do not
+        optimize, for `csi` "causal" and for the solver cvxpy.
+        """
         return self.certificate.lower_bound
 
     @property
     def regime(self) -> str | None:
-        """What limits the whole plan, as `Certificate.regime`."""
+        """Return what limits the whole plan, in Theorem 1's words.
+
+        It is one of lmc-limited, power-limited, dp-limited and policy-limited. It is
+        None where channels or limits change with the round (`regime_share` counts
+        those), and for the objectives "exact" and "transcript", for which the theorem
+        says nothing.
+        """
         return self.certificate.regime
 
     @property
     def gamma(self) -> float:
-        """The largest factor by which a kept round forgets the start."""
+        """Return γ, the largest factor by which a kept round forgets the start.
+
+        For overdamped steps it is Proposition 1's: 1 − ημ for η ≤ 2/(μ + L), else
+        ηL − 1. With kinetic dynamics it is the factor by which the mean of a chain
+        forgets its start in the long run. It is below 1.
+        """
         return self.certificate.gamma
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """What the numbers of the plan do not cover, with codes."""
+        """Return what the numbers of the plan do not cover, with codes.
+
+        Code that decides something by them compares `Notice.code`, never the text.
+        Most are warnings: of excess noise, of budgets that a policy ignores, or of
+        inputs that look wrong. It is empty where there is nothing to say.
+        """
         return self.certificate.notices
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The same in sentences, without codes."""
-        return notices.texts(self.certificate.notices)
+        """Return the texts of `notices`, one sentence or two each, without codes."""
+        return texts(self.certificate.notices)
 
     @property
     def gap(self) -> float | None:
-        """(objective − lower_bound)/objective, where the policy claims an optimum."""
+        """Return (objective − lower_bound)/objective, the proven distance to optimal.
+
+        A gap of 0.01 means that no plan within the same limits has an objective more
+        than 1 % below this one. It is 0 where rounding puts the bound past the
+        objective, and None where there is no lower bound.
+        """
         if self.lower_bound is None:
             return None
         if self.objective <= self.lower_bound:
@@ -313,7 +403,12 @@ class Plan(Shown):
 
     @property
     def regime_share(self) -> dict[str, float]:
-        """Fraction of the rounds at each limit; policy-limited only if it is not 0."""
+        """Return the fraction of the rounds at each limit, by the limit's name.
+
+        Rounds of burn-in count as well. The fractions add up to 1. lmc-limited,
+        power-limited and dp-limited are always there; policy-limited only where some
+        round is.
+        """
         shares = {
             name: float(np.mean(self.limit == index))
             for index, name in enumerate(LIMITS)
@@ -326,128 +421,181 @@ class Plan(Shown):
 
     @property
     def privacy(self) -> Privacy:
-        """The promise that the plan was made for."""
+        """Return the promise that the plan was made for; without ε it promises none."""
         return self.context.privacy
 
     @property
     def clip(self) -> Array:
-        """ℓ[K]; infinite for a scheme that does not clip."""
+        """Return ℓ[K], the largest norm of a device's gradient that is transmitted.
+
+        Longer gradients are scaled down to it, g · min(1, ℓ/‖g‖), in fact to slightly
+        less (`clips_at`). It is infinite for schemes that do not clip.
+        """
         return self.context.clip
 
     @property
     def example_clip(self) -> Array:
-        """Bound on one example's gradient, [K]; infinite without one."""
+        """Return c[K], the largest norm of one example's gradient.
+
+        Gradients of examples are clipped to it before they are added up, which is
+        what hides single records. It is infinite where examples are not clipped.
+        """
         return self.context.example_clip
 
     @property
     def noise_power(self) -> float:
-        """N0."""
+        """Return N0, the variance of the receiver's noise in every coordinate."""
         return self.context.noise_power
 
     @property
     def burn_in(self) -> int:
-        """S_b, rounds that are discarded."""
+        """Return S_b, the number of rounds at the beginning that are discarded."""
         return self.context.burn_in
 
     @property
     def init(self) -> str:
-        """Where chains start: prior or zero."""
+        """Return where chains start: "prior", drawn from the prior, or "zero"."""
         return self.context.init
 
     @property
     def mu(self) -> float:
-        """Strong convexity of the cost."""
+        """Return μ, the strong convexity of the cost: its smallest curvature."""
         return self.context.mu
 
     @property
     def L(self) -> float:
-        """Smoothness of the cost."""
+        """Return L, the smoothness of the cost, as the plan takes it.
+
+        It is the posterior's upper bound on the curvature, except where that is known
+        to be loose and the steps exceed 2/L: then it is the largest curvature at which
+        the steps still contract, and `bound` is None.
+        """
         return self.context.L
 
     @property
     def dim(self) -> int:
-        """m, the number of parameters."""
+        """Return m, the number of parameters, which is the channel uses of a round."""
         return self.context.dim
 
     @property
     def initial_w2_sq(self) -> float:
-        """W2² between start and posterior."""
+        """Return W2² between start and posterior, B[0] of the bound.
+
+        It is the public value of the request, or computed from the posterior. It is
+        nan where no bound uses it, and of a plan by `from_round` the bound of the
+        round before.
+        """
         return self.context.initial_w2_sq
 
     @property
     def ledger(self) -> Array:
-        """Privacy loss that each device had spent before this plan, [K]."""
+        """Return the privacy loss that each device had spent before this plan, [K].
+
+        The plan makes do with what this leaves of the budgets. It is 0 for first runs.
+        `spent` has what the plan itself adds.
+        """
         return self.context.ledger
 
     @property
     def start(self) -> int:
-        """The number of this plan's first round, where rounds came before it."""
+        """Return the number of this plan's first round.
+
+        It is 0 unless rounds came before it. Channels, noise and the numbering of
+        files continue from there.
+        """
         return self.context.start
 
     @property
     def enforced(self) -> bool:
-        """Whether the policy keeps to the budgets."""
+        """Return whether the policy keeps to the privacy budgets.
+
+        Where it does, the sampler refuses a plan that spends more than is left of
+        them. Benchmarks such as "no-dp" do not, and say so in a notice.
+        """
         return self.context.enforced
 
     @property
     def dynamics(self) -> Dynamics:
-        """Overdamped or kinetic."""
+        """Return how a round moves a chain: overdamped as in the paper, or kinetic."""
         return self.context.dynamics
 
     @property
     def downlink_noise(self) -> float:
-        """Variance of the noise in every coordinate that a device receives of θ."""
+        """Return the variance of the noise in every coordinate of a received θ.
+
+        Every device receives the broadcast with noise of its own. It is 0 where the
+        downlink is ideal, as in the paper.
+        """
         return self.context.downlink_noise
 
     @property
     def rounding(self) -> float:
-        """e of `clips_at`."""
+        """Return e, by which clipping acts below ℓ and c (`clips_at`).
+
+        It bounds what rounding in float32 may add to the change that one record or one
+        device makes, relative to that change. It is 0 for schemes that do not clip.
+        """
         return self.context.rounding
 
     # Noise.
 
     @property
     def kick(self) -> Array:
-        """The factor of the gradient in the update, [S].
+        """Return the factor of the gradient in the update, [S].
 
-        It is η, or the factor on the velocity of kinetic dynamics.
+        For overdamped steps it is η. For kinetic ones it is the factor on the
+        velocity, (h/2)(1 + e) with e = exp(−γ_f h).
         """
         return np.asarray(self.dynamics.kick(self.step_size))
 
     @property
     def langevin_noise(self) -> Array:
-        """The variance of the noise that a round needs, [S].
+        """Return the variance of the noise that a round needs, [S].
 
-        It is 2η, or 1 − e² of the velocity with e = exp(−γ_f h).
+        For overdamped steps it is 2η (Lemma 3), in every coordinate of θ. For kinetic
+        ones it is 1 − e² in every coordinate of the velocity, with e = exp(−γ_f h).
         """
         return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def noise_variance(self) -> Array:
-        """σ²[S] of the update of θ, or of the velocity.
+        """Return σ²[S], the variance of the noise in every coordinate of the update.
 
-        It is that of channel noise and server noise together.
+        Channel noise and server noise together, σ² = N0 (η K/(α K_a))² + β. With
+        kinetic dynamics it is that of the velocity, with `kick` in the place of η.
+        Noise in the downlink is not part of it.
         """
         channel_noise = self.noise_power * (self.kick * self.scale / self.gain) ** 2
         return channel_noise + self.server_noise
 
     @property
     def noise_ratio(self) -> float:
-        """Noise of the kept rounds over what sampling needs, on average.
+        """Return the mean noise of the kept rounds over what sampling needs.
 
-        Samples spread too widely by some √ of it.
+        At 1 samples spread as the posterior does, up to the error of finite steps.
+        At r above 1 they spread too widely, by about √r where noise decides. No
+        diagnostic of the chains can see it.
         """
         ratio = self.noise_variance / self.langevin_noise
         return float(np.mean(ratio[self.burn_in :]))
 
     @property
     def excess_noise(self) -> Array:
-        """Variance of the noise beyond what sampling needs, [S]."""
+        """Return η²β̃[S], the variance of the noise beyond what sampling needs.
+
+        It is max(0, σ² − 2η), or beyond 1 − e² for kinetic dynamics. The server cannot
+        remove it: it is there where power or privacy forces a small gain.
+        """
         return np.maximum(self.noise_variance - self.langevin_noise, 0.0)
 
     @property
     def motion(self) -> Motion:
-        """How chains move by this plan, but for their noise."""
+        """Return how chains move by this plan, but for their noise.
+
+        It is what posteriors need to compute the law of a chain: steps, the weights
+        with which gradients really arrive, the start, the dynamics and the noise of
+        the downlink.
+        """
         return Motion(
             step_size=self.step_size,
             weight=self.weight_received,
@@ -460,20 +608,32 @@ class Plan(Shown):
 
     @property
     def clips_at(self) -> tuple[Array, Array]:
-        """Where clipping acts, ℓ/(1 + e) and c/(1 + e), each [K]."""
+        """Return where clipping acts, ℓ/(1 + e) and c/(1 + e), each [K].
+
+        Float32 sums of gradients that are clipped there are no more sensitive than
+        exact sums of gradients clipped at ℓ and c, which is what the plan pays for.
+        Both are infinite where nothing is clipped.
+        """
         factor = 1 + self.rounding
         return self.clip / factor, self.example_clip / factor
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped; else no finite ε would be true."""
-        return bool(np.all(np.isfinite(np.minimum(self.clip, self.example_clip))))
+        """Return whether every device's gradient is clipped, as a whole or by example.
+
+        Without that one record may change a transmission without limit, and no finite
+        ε would be true.
+        """
+        smaller_clip = np.minimum(self.clip, self.example_clip)
+        return bool(np.all(np.isfinite(smaller_clip)))
 
     @property
     def loss(self) -> Array:
-        """Privacy loss of every round and device, [S, K].
+        """Return the privacy loss of every round and device, [S, K].
 
-        It is infinite where a device sends unclipped. Where devices do not know their
+        It is 2(α s_k)²/N0 for an active device and 0 for a silent one (spec §3), where
+        s_k is half the change that the promise's adjacency allows. Rounds add up. It
+        is infinite where a device sends unclipped. Where devices do not know their
         channels exactly, it is the largest that the stated error leaves open, or that
         of what really arrived where this is more.
         """
@@ -486,14 +646,20 @@ class Plan(Shown):
 
     @property
     def spent(self) -> Array:
-        """Total privacy loss of every device, [K]."""
+        """Return the privacy loss of every device over all rounds, [K].
+
+        It is Σ_s of `loss`, without what `ledger` says was spent before. A plan that
+        is `enforced` keeps spent + ledger within the budgets of the promise.
+        """
         return self.loss.sum(-2)
 
     @property
     def epsilon_spent(self) -> float | None:
-        """ε of the worst device at its δ, earlier spending included.
+        """Return ε of the worst device at its δ, earlier spending included.
 
-        None without clipping or without a δ.
+        The losses of the ledger and of all rounds are composed and converted by the
+        promise's accountant. It is None where gradients are not clipped and where the
+        promise has no δ.
         """
         if not self.clips:
             return None
@@ -504,20 +670,33 @@ class Plan(Shown):
     def with_rounds(self, **arrays: Array | None) -> "Plan":
         """Return the plan with other arrays of its rounds.
 
-        The certificate stays that of the original plan.
+        The certificate stays that of the original plan: bound, objective and regime
+        are not computed again. Noise, loss and ε are properties, and follow the new
+        arrays.
 
         Args:
-            **arrays: fields of `Rounds`.
+            **arrays: fields of `Rounds`, such as gain[S] or weight[S, K].
+
+        Returns:
+            The changed plan.
         """
         changes: dict[str, Any] = dict(arrays)
         return replace(self, rounds=replace(self.rounds, **changes))
 
-    def with_notices(self, given: Iterable[Notice]) -> "Plan":
-        """Return the plan with these notices in the place of its own."""
-        certificate = replace(self.certificate, notices=tuple(given))
+    def with_notices(self, notices: Iterable[Notice]) -> "Plan":
+        """Return the plan with other notices in the place of its own.
+
+        Args:
+            notices: all that the new plan has; to add one, pass those of the plan as
+                well.
+
+        Returns:
+            The plan, equal in all other fields.
+        """
+        certificate = replace(self.certificate, notices=tuple(notices))
         return replace(self, certificate=certificate)
 
-    def rest(self, start: int) -> "Plan":
+    def from_round(self, start: int) -> "Plan":
         """Return the plan from its round `start` on.
 
         Args:
@@ -526,6 +705,7 @@ class Plan(Shown):
         Returns:
             A plan whose ledger has what the rounds before have spent, and whose
             `initial_w2_sq` is the bound of the round before; nan where there is none.
+            Objective and regime stay those of the whole plan.
 
         Raises:
             InputError: the plan has no such round.
@@ -533,39 +713,55 @@ class Plan(Shown):
         count = len(self.rounds)
         if not 0 <= start < count:
             raise InputError("start", start, f"between 0 and {count - 1}")
-        bound = self.bound
-        distance = self.initial_w2_sq
-        if start:
-            distance = np.nan if bound is None else float(bound[start - 1])
-        spent = self.loss[:start].sum(0) if self.clips else 0.0
-        certificate = replace(
+        certificate = self._certificate_from(start)
+        context = self._context_from(start)
+        return Plan(self.rounds[start:], certificate, context)
+
+    def _certificate_from(self, start: int) -> Certificate:
+        """Return the certificate with the rounds from `start` on."""
+        return replace(
             self.certificate,
             threshold=self.threshold[start:],
-            bound=None if bound is None else bound[start:],
+            bound=None if self.bound is None else self.bound[start:],
             power_share=self.power_share[start:],
             limit=self.limit[start:],
         )
-        context = replace(
+
+    def _context_from(self, start: int) -> Context:
+        """Return the context of the rounds from `start` on."""
+        spent_before = self.loss[:start].sum(0) if self.clips else 0.0
+        return replace(
             self.context,
-            ledger=self.ledger + spent,
-            initial_w2_sq=distance,
+            ledger=self.ledger + spent_before,
+            initial_w2_sq=self._distance_before(start),
             start=self.start + start,
             burn_in=max(0, self.burn_in - start),
         )
-        return Plan(self.rounds[start:], certificate, context)
+
+    def _distance_before(self, round_index: int) -> float:
+        """Return the bound on W2² before a round; nan where none is known."""
+        if round_index == 0:
+            return self.initial_w2_sq
+        if self.bound is None:
+            return np.nan
+        return float(self.bound[round_index - 1])
 
     # Names and files.
 
     @property
     def digest(self) -> str:
-        """A short name for all that the plan makes devices and server do."""
-        numbers = [
-            self.noise_power,
-            self.start,
-            self.burn_in,
-            *jax.tree.leaves(self.dynamics),
-        ]
-        numbers += [value for value in (self.downlink_noise, self.rounding) if value]
+        """Return a short name for all that the plan makes devices and server do.
+
+        It changes with the rounds, the clips, N0, the dynamics, the start and where
+        rounds begin, and not with the certificate or the promise: plans of equal
+        digest make equal chains of the same posterior and key.
+        """
+        numbers = [self.noise_power, self.start, self.burn_in]
+        numbers.extend(jax.tree.leaves(self.dynamics))
+        # Left out where they are 0.
+        for value in (self.downlink_noise, self.rounding):
+            if value:
+                numbers.append(value)
         return digest(
             *jax.tree.leaves(self.rounds),
             self.clip,
@@ -576,7 +772,11 @@ class Plan(Shown):
 
     @property
     def checksum(self) -> str:
-        """The SHA-256 of every field, certificate and context included."""
+        """Return the SHA-256 of every field, certificate and context included.
+
+        It is computed from the arrays that `save` writes, so that a plan and what
+        `load` reads of it have the same one. Use `digest` to compare what plans do.
+        """
         return storage.arrays_digest(_plan_arrays(self))
 
     def save(self, path: str | Path, *, mode: int = 0o666) -> Path:
@@ -599,7 +799,14 @@ class Plan(Shown):
         return target
 
     def write(self, file: IO[bytes]) -> None:
-        """Write what `save` writes to a file that is open for writing."""
+        """Write what `save` writes to a file that is open for writing.
+
+        It serves callers that write several files together, and replace all of them or
+        none. The file is left open.
+
+        Args:
+            file: open in binary mode.
+        """
         storage.write_arrays(file, _plan_arrays(self))
 
     @classmethod
@@ -616,7 +823,7 @@ class Plan(Shown):
         Raises:
             InputError: the file cannot be read, is damaged or has been changed.
         """
-        arrays = storage.read_verified_arrays(path, key=key, allowed=WRITTEN)
+        arrays = storage.read_verified_arrays(path, key=key, allowed=PLAN_FILE_CONTENT)
         try:
             return cls(
                 rounds=Rounds(**_fields_in(arrays, "rounds")),
@@ -624,13 +831,24 @@ class Plan(Shown):
                 context=_context_in(arrays),
             )
         except (TypeError, ValueError, KeyError):
-            allowed = f"{WRITTEN} (it is another version's)"
-            raise InputError(key, str(path), allowed) from None
+            expected = f"{PLAN_FILE_CONTENT} (it is another version's)"
+            raise InputError(key, str(path), expected) from None
 
 
-def distinct(plans: Iterable[Plan]) -> list[Plan]:
-    """Return every plan once, where several chains share one."""
-    return list({id(plan): plan for plan in plans}.values())
+def distinct_plans(plans: Iterable[Plan]) -> list[Plan]:
+    """Return every plan once, where several chains share one.
+
+    Plans are compared by identity, not by their values, which is cheap: chains that
+    share a plan share the object. The order is that in which plans first appear.
+
+    Args:
+        plans: one for each chain.
+
+    Returns:
+        The different objects among them.
+    """
+    by_identity = {id(plan): plan for plan in plans}
+    return list(by_identity.values())
 
 
 def join_plans(first: Plan, added: Plan) -> Plan:
@@ -650,60 +868,70 @@ def join_plans(first: Plan, added: Plan) -> Plan:
     Raises:
         InputError: the second plan does not continue the first.
     """
-    continues = (
-        added.start == first.start + len(first.rounds)
-        and added.burn_in == 0
-        and (added.devices, added.dim) == (first.devices, first.dim)
-        and added.certificate.objective_name == first.certificate.objective_name
-    )
-    if not continues:
+    if not _continues(first, added):
         raise InputError("added", "another plan", "a plan that continues the first one")
+    early = first.certificate
+    late = added.certificate
     bound = None
-    if first.bound is not None and added.bound is not None:
-        bound = np.concatenate([first.bound, added.bound])
+    if early.bound is not None and late.bound is not None:
+        bound = np.concatenate([early.bound, late.bound])
     certificate = replace(
-        first.certificate,
-        threshold=np.concatenate([first.threshold, added.threshold]),
+        early,
+        threshold=np.concatenate([early.threshold, late.threshold]),
         bound=bound,
-        power_share=np.concatenate([first.power_share, added.power_share]),
-        limit=np.concatenate([first.limit, added.limit]),
+        power_share=np.concatenate([early.power_share, late.power_share]),
+        limit=np.concatenate([early.limit, late.limit]),
         objective=_joined_objective(first, added),
         lower_bound=None,
-        regime=first.regime if first.regime == added.regime else None,
-        gamma=max(first.gamma, added.gamma),
-        noise_limit=max(first.certificate.noise_limit, added.certificate.noise_limit),
-        notices=tuple(dict.fromkeys((*first.notices, *added.notices))),
+        regime=early.regime if early.regime == late.regime else None,
+        gamma=max(early.gamma, late.gamma),
+        noise_limit=max(early.noise_limit, late.noise_limit),
+        notices=tuple(dict.fromkeys(early.notices + late.notices)),
     )
     return Plan(_joined_rounds(first, added), certificate, first.context)
 
 
-def _joined_rounds(first: Plan, added: Plan) -> Rounds:
-    """Return the rounds of both plans, every field of them.
+def _continues(first: Plan, added: Plan) -> bool:
+    """Return whether a plan begins where another one ends, for the same chains."""
+    return (
+        added.start == first.start + len(first.rounds)
+        and added.burn_in == 0
+        and added.devices == first.devices
+        and added.dim == first.dim
+        and added.certificate.objective_name == first.certificate.objective_name
+    )
 
-    Where one plan has None for |h/ĥ|, it is 1.
-    """
-    joined: dict[str, np.ndarray | None] = {}
-    for field in fields(Rounds):
-        parts = [getattr(plan.rounds, field.name) for plan in (first, added)]
-        if all(part is None for part in parts):
-            joined[field.name] = None
-            continue
-        if field.name == "received":
-            pairs = zip(parts, (first, added), strict=True)
-            parts = [
-                np.ones_like(plan.weight) if part is None else part
-                for part, plan in pairs
-            ]
-        joined[field.name] = np.concatenate(parts)
-    return Rounds(**joined)
+
+def _joined_rounds(first: Plan, added: Plan) -> Rounds:
+    """Return the rounds of both plans."""
+    early = first.rounds
+    late = added.rounds
+    received = None
+    if early.received is not None or late.received is not None:
+        received = np.concatenate([_received_or_ones(early), _received_or_ones(late)])
+    return Rounds(
+        step_size=np.concatenate([early.step_size, late.step_size]),
+        gain=np.concatenate([early.gain, late.gain]),
+        weight=np.concatenate([early.weight, late.weight]),
+        server_noise=np.concatenate([early.server_noise, late.server_noise]),
+        received=received,
+    )
+
+
+def _received_or_ones(rounds: Rounds) -> Array:
+    """Return |h/ĥ|[S, K], which is 1 where a plan has None."""
+    if rounds.received is None:
+        return np.ones_like(rounds.weight)
+    return np.asarray(rounds.received)
 
 
 def _joined_objective(first: Plan, added: Plan) -> float:
     """Return the objective over the kept rounds of both plans."""
+    objectives = [first.objective, added.objective]
     match first.certificate.objective_name:
         case "average":
             counts = [len(first.rounds) - first.burn_in, len(added.rounds)]
-            return float(np.average([first.objective, added.objective], weights=counts))
+            return float(np.average(objectives, weights=counts))
         case "transcript":  # 1/V is the sum over the rounds
             return 1 / (1 / first.objective + 1 / added.objective)
         case _:
@@ -712,58 +940,65 @@ def _joined_objective(first: Plan, added: Plan) -> float:
 
 def _plan_arrays(plan: Plan) -> storage.Arrays:
     """Return all fields of a plan as arrays, by dotted names; None is left out."""
-    certificate = vars(plan.certificate) | {
-        "notices.code": np.array(notices.codes(plan.notices), dtype=str),
-        "notices.text": np.array(plan.warnings, dtype=str),
-    }
+    certificate = _field_values(plan.certificate)
     del certificate["notices"]
-    context = vars(plan.context) | {
-        **{
-            f"privacy.{field.name}": getattr(plan.privacy, field.name)
-            for field in fields(Privacy)
-        },
-        "dynamics.name": plan.dynamics.name,
-        **{
-            f"dynamics.{name}": value
-            for name, value in plan.dynamics.parameters.items()
-        },
+    certificate["notices.code"] = np.array(codes(plan.notices), dtype=str)
+    certificate["notices.text"] = np.array(plan.warnings, dtype=str)
+
+    context = _field_values(plan.context)
+    del context["privacy"]
+    del context["dynamics"]
+    for name, value in _field_values(plan.privacy).items():
+        context[f"privacy.{name}"] = value
+    context["dynamics.name"] = plan.dynamics.name
+    for name, value in plan.dynamics.parameters.items():
+        context[f"dynamics.{name}"] = value
+
+    parts = {
+        "rounds": _field_values(plan.rounds),
+        "certificate": certificate,
+        "context": context,
     }
-    del context["privacy"], context["dynamics"]
-    rounds = {field.name: getattr(plan.rounds, field.name) for field in fields(Rounds)}
-    parts = {"rounds": rounds, "certificate": certificate, "context": context}
-    return {
-        f"{part}.{name}": np.asarray(value)
-        for part, values in parts.items()
-        for name, value in values.items()
-        if value is not None
-    }
+    arrays: dict[str, np.ndarray] = {}
+    for part, values in parts.items():
+        for name, value in values.items():
+            if value is not None:
+                arrays[f"{part}.{name}"] = np.asarray(value)
+    return arrays
+
+
+def _field_values(part: Rounds | Certificate | Context | Privacy) -> dict[str, object]:
+    """Return the values of a dataclass by the names of its fields, in their order."""
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def _fields_in(arrays: storage.Arrays, part: str) -> dict[str, Any]:
     """Return the values of one part, by the names behind its own."""
     prefix = f"{part}."
-    return {
-        name.removeprefix(prefix): array.item() if array.ndim == 0 else array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    values: dict[str, object] = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            field_name = name.removeprefix(prefix)
+            values[field_name] = array.item() if array.ndim == 0 else array
+    return values
 
 
 def _certificate_in(arrays: storage.Arrays) -> Certificate:
-    optional: dict[str, Any] = {"bound": None, "lower_bound": None, "regime": None}
-    values = optional | _fields_in(arrays, "certificate")
-    codes = values.pop("notices.code").tolist()
-    texts = values.pop("notices.text").tolist()
-    given = tuple(Notice(code, text) for code, text in zip(codes, texts, strict=True))
-    return Certificate(**values, notices=given)
+    """Return the certificate of a file, in which fields that are None are left out."""
+    values = _fields_in(arrays, "certificate")
+    for name in ("bound", "lower_bound", "regime"):
+        values.setdefault(name, None)
+    notice_codes = values.pop("notices.code").tolist()
+    notice_texts = values.pop("notices.text").tolist()
+    pairs = zip(notice_codes, notice_texts, strict=True)
+    notices = tuple(Notice(code, text) for code, text in pairs)
+    return Certificate(**values, notices=notices)
 
 
 def _context_in(arrays: storage.Arrays) -> Context:
-    values = {
-        name: value
-        for name, value in _fields_in(arrays, "context").items()
-        if not name.startswith(("privacy.", "dynamics."))
-    }
+    """Return the context of a file."""
+    values = _fields_in(arrays, "context")
+    own_values = {name: value for name, value in values.items() if "." not in name}
     privacy = Privacy(**_fields_in(arrays, "context.privacy"))
     dynamics = from_constants(_fields_in(arrays, "context.dynamics"))
-    return Context(**values, privacy=privacy, dynamics=dynamics)
+    return Context(**own_values, privacy=privacy, dynamics=dynamics)

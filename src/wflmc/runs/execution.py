@@ -575,7 +575,9 @@ def _sample(
     scratch: Path,
     bar: ProgressBar,
 ) -> Trace:
-    plan = task.plan.rest(task.settings.start) if task.settings.start else task.plan
+    plan = (
+        task.plan.from_round(task.settings.start) if task.settings.start else task.plan
+    )
     initial = None
     if before is not None:  # where the chains were when they stopped
         initial = Start(before.theta[:, -1], before.velocity)

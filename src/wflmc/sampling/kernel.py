@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.channel import superpose
 from wflmc.dynamics import Dynamics, PhasePoint
-from wflmc.planning.plan import Plan, RoundIndex, Rounds, distinct
+from wflmc.planning.plan import Plan, RoundIndex, Rounds, distinct_plans
 from wflmc.posterior.base import Posterior, SumsGradients, check_posterior
 from wflmc.sums.devices import ClippedSum, Sum
 from wflmc.support.errors import InputError
@@ -138,7 +138,7 @@ def host_rounds(plans: Sequence[Plan]) -> list[KernelRounds]:
     An array that no plan needs, such as the server's noise, is None in all of them;
     one that some plan needs is there in all of them.
     """
-    different_plans = distinct(plans)
+    different_plans = distinct_plans(plans)
     noisy_server = any(np.any(plan.server_noise) for plan in different_plans)
     mismatched = any(plan.received is not None for plan in different_plans)
     noisy_downlink = any(plan.downlink_noise for plan in different_plans)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.planning.plan import Plan, distinct
+from wflmc.planning.plan import Plan, distinct_plans
 from wflmc.posterior import Posterior
 from wflmc.privacy.ledger import Ledger, refuse_overspending
 from wflmc.sampling.starts import Start
@@ -21,7 +21,7 @@ def refuse_plans(plans: Sequence[Plan]) -> None:
     Raises:
         OverspendError: if a plan would take a device beyond its budget.
     """
-    for plan in distinct(plans):
+    for plan in distinct_plans(plans):
         if not (plan.enforced and plan.clips):
             continue
         budget = plan.privacy.budget(plan.devices)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wflmc.planning.plan import Plan, distinct
+from wflmc.planning.plan import Plan, distinct_plans
 from wflmc.posterior.base import Posterior, check_posterior
 from wflmc.privacy import Ledger
 from wflmc.sampling.checkpoint import Checkpoint, Progress, allocate, flush
@@ -93,7 +93,7 @@ class _ChainRequest:
     @property
     def by_example(self) -> bool:
         """Whether gradients of single examples are clipped."""
-        different_plans = distinct(self.plans)
+        different_plans = distinct_plans(self.plans)
         return any(np.isfinite(plan.example_clip).any() for plan in different_plans)
 
     @property
@@ -283,7 +283,7 @@ def _check_request(
 
 def _check_plans(plans: Sequence[Plan], posterior: Posterior) -> None:
     """Refuse plans of another posterior, and plans that differ in shape."""
-    different_plans = distinct(plans)
+    different_plans = distinct_plans(plans)
     for plan in different_plans:
         check_belongs(plan, posterior)
     if len({_shape(plan) for plan in different_plans}) != 1:

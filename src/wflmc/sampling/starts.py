@@ -31,7 +31,7 @@ class Start:
         A run that goes on from where another one stopped::
 
             start = wflmc.sampling.Start(trace.theta[:, -1], trace.velocity)
-            wflmc.sample(key, posterior, plan.rest(100), initial=start)
+            wflmc.sample(key, posterior, plan.from_round(100), initial=start)
     """
 
     position: NDArray[np.float32]
