@@ -14,7 +14,7 @@ pytest.importorskip(
 )
 
 from wflmc.privacy import delta_spent, lattice
-from wflmc.privacy.lattice import SINGLE, Lattice, discrete_gaussian
+from wflmc.privacy.lattice import FLOAT32_CHANGE, Lattice, discrete_gaussian
 from wflmc.support.errors import InputError
 
 from ..conftest import count
@@ -40,7 +40,7 @@ def test_draws_have_the_probabilities_of_the_discrete_gaussian(
 ) -> None:
     if decided == "exactly":
         monkeypatch.setattr(
-            lattice, "MARGIN", 2.0
+            lattice, "DECISION_MARGIN", 2.0
         )  # so that no draw is left to float64
     size = count(50_000, 1_000_000) if decided == "by float64" else count(500, 20_000)
     draws = discrete_gaussian(scale, size)
@@ -113,7 +113,7 @@ def test_noise_is_wider_by_what_rounding_moves() -> None:
     )
     found = Lattice.fitted(1.7, change, norm, 500.0, dim)
     sent = change > 0
-    moved = change[sent] + np.sqrt(dim) * found.step + SINGLE * norm[sent]
+    moved = change[sent] + np.sqrt(dim) * found.step + FLOAT32_CHANGE * norm[sent]
     assert np.all(moved / np.sqrt(found.variance) <= change[sent] / 1.7)
     assert np.sqrt(found.variance) < 1.7 * 1.01
     assert np.log2(found.step) % 1 == 0

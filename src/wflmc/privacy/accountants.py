@@ -1,17 +1,26 @@
 r"""Privacy budgets, the loss a plan spends, and the (ε, δ) that a loss means.
 
-One round in which the server receives a device's gradient at amplitude α in Gaussian noise of variance N0 costs that
-device the *loss* x = 2(αs)²/N0, where neighbouring data sets change the gradient by at most 2s: s = ℓ where gradients
-clipped to a norm of ℓ are replaced by any other. Losses of successive rounds add up, and a device is (ε, δ)-private
-as long as their sum stays within a budget R(ε, δ). Two accountants give R:
+A round in which the server receives a device's gradient at amplitude $\alpha$ in
+Gaussian noise of variance $N_0$ costs that device the *loss*
+$x = 2(\alpha s)^2/N_0$, where neighbouring data sets change the gradient by at most
+$2s$: $s = \ell$ where gradients clipped to a norm of $\ell$ are replaced by any other.
+Losses of successive rounds add up, also where a later round depends on what an earlier
+one has released. A device is (ε, δ)-private as long as their sum stays within a budget
+$R(\varepsilon, \delta)$. Two accountants give $R$:
 
-- `exact`: Gaussian mechanisms compose to μ-GDP with μ² = 2 Σx, whose (ε, δ) is known in closed form
-  (Balle & Wang 2018), so nothing is lost;
-- `paper`: the sufficient condition of Liu & Simeone (Proposition 2): valid, and smaller: 22 % at
-  (ε, δ) = (8, 0.01), half at (1, 0.01).
+- `exact`: Gaussian mechanisms compose to μ-GDP with $\mu^2 = 2 \sum x$, whose (ε, δ) is
+  known in closed form (Balle & Wang 2018), so nothing is lost;
+- `paper`: the sufficient condition of Liu & Simeone (Proposition 2): valid, and
+  smaller: by 22 % at (ε, δ) = (8, 0.01), by half at (1, 0.01).
 
->>> round(float(budget(8, 0.01)), 6), round(float(budget(8, 0.01, accountant="paper")), 6)
-(2.998315, 2.341635)
+Neither covers mechanisms other than Gaussian ones, nor amplification by sampling: the
+server knows which devices send. Adjacency enters through $s$ alone
+(`wflmc.privacy.promise.Privacy.half_change`).
+
+>>> round(float(budget(8, 0.01)), 6)
+2.998315
+>>> round(float(budget(8, 0.01, accountant="paper")), 6)
+2.341635
 """
 
 import math
@@ -26,8 +35,21 @@ from wflmc.support.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 
-_LOG_2 = float(np.log(2.0))
-_SQRT_2 = float(np.sqrt(2.0))
+LOG_2 = float(np.log(2.0))
+SQRT_2 = float(np.sqrt(2.0))
+BISECTIONS = 90
+"""Halvings after which a bracket of logarithms is a pair of neighbouring floats."""
+MU_RANGE = (1e-40, 1e12)
+"""Where the μ of a budget is searched for."""
+SMALLEST_EPSILON = 1e-300
+"""The lower end of the search for ε, on a scale of logarithms."""
+SERIES_FROM = 60.0
+"""Arguments of erfcx' from which its asymptotic series replaces its two terms, which
+cancel there."""
+SLOPE_BELOW = 1e-5
+"""Distance of two arguments of erfcx below which the slope gives their difference."""
+MAX_DISTRIBUTION_POINTS = 1e7
+"""Of a tabulated privacy loss distribution; larger ones take minutes."""
 
 
 class Accountant(NamedTuple):
@@ -42,60 +64,78 @@ class Accountant(NamedTuple):
 
 
 def _bisect(
-    above: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array
+    is_above: Callable[[Array], NDArray[np.bool_]], low: Array, high: Array
 ) -> tuple[Array, Array]:
-    """Shrink the brackets [low, high] of increasing conditions `above` to neighbouring floats."""
-    for _ in range(90):
+    """Shrink brackets [low, high] of increasing conditions to neighbouring floats."""
+    for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        over = above(middle)
-        low, high = np.where(over, low, middle), np.where(over, middle, high)
+        above = is_above(middle)
+        low = np.where(above, low, middle)
+        high = np.where(above, middle, high)
     return low, high
 
 
 def _log_delta(epsilon: Array, mu: Array) -> Array:
-    """Return log δ(ε) of a μ-GDP mechanism: log[Φ(a) − e^ε Φ(b)], a = −ε/μ + μ/2, b = −ε/μ − μ/2.
+    """Return log δ(ε) of a μ-GDP mechanism (Balle & Wang 2018, Theorem 8).
 
-    e^ε φ(b) = φ(a), so for a < 0 the two terms share the factor φ(a) and their difference is one of
-    scaled error functions: no overflow, and no cancellation worth mentioning down to μ ~ 1e-9.
+    δ = Φ(a) − e^ε Φ(b), a = −ε/μ + μ/2, b = −ε/μ − μ/2.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-        a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
-        u, v, gap = -a / _SQRT_2, -b / _SQRT_2, mu / _SQRT_2
-        middle = 0.5 * (u + v)
-        # −erfcx' at the middle; far out its two terms cancel, and the asymptotic series takes over.
-        near = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
-        far = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
-        slope = np.where(middle > 60, far, near)
-        difference = np.where(
-            gap < 1e-5, gap * slope, special.erfcx(u) - special.erfcx(v)
-        )
-        tail = -_LOG_2 - a**2 / 2 + np.log(difference)
+        a = -epsilon / mu + mu / 2
+        b = -epsilon / mu - mu / 2
+        tail = _log_delta_in_tail(a, b, mu)
         body = special.log_ndtr(a)
-        body = body + np.log1p(
-            -np.exp(np.minimum(epsilon + special.log_ndtr(b) - body, 0.0))
-        )
+        log_ratio = np.minimum(epsilon + special.log_ndtr(b) - body, 0.0)
+        body = body + np.log1p(-np.exp(log_ratio))
     return np.where(a < 0, tail, body)
 
 
+def _log_delta_in_tail(a: Array, b: Array, mu: Array) -> Array:
+    """Return log δ for a < 0, without overflow or cancellation down to μ ~ 1e-9.
+
+    As e^ε φ(b) = φ(a), both terms share the factor φ(a), and their difference is one of
+    scaled error functions.
+    """
+    upper = -a / SQRT_2
+    lower = -b / SQRT_2
+    gap = mu / SQRT_2
+    middle = 0.5 * (upper + lower)
+    # −erfcx' at the middle.
+    near = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
+    far = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
+    slope = np.where(middle > SERIES_FROM, far, near)
+    exact_difference = special.erfcx(upper) - special.erfcx(lower)
+    difference = np.where(gap < SLOPE_BELOW, gap * slope, exact_difference)
+    return np.asarray(-LOG_2 - a**2 / 2 + np.log(difference))
+
+
 def _exact_budget(epsilon: Array, delta: Array) -> Array:
-    target = np.log(delta)
-    brackets = (np.full(epsilon.shape, np.log(value)) for value in (1e-40, 1e12))
-    low, _ = _bisect(
-        lambda log_mu: _log_delta(epsilon, np.exp(log_mu)) > target, *brackets
-    )
-    return 0.5 * np.exp(2 * low)
+    log_target = np.log(delta)
+    smallest, largest = np.log(MU_RANGE)
+
+    def is_above(log_mu: Array) -> NDArray[np.bool_]:
+        return _log_delta(epsilon, np.exp(log_mu)) > log_target
+
+    low = np.full(epsilon.shape, smallest)
+    high = np.full(epsilon.shape, largest)
+    log_mu, _ = _bisect(is_above, low, high)
+    return 0.5 * np.exp(2 * log_mu)
 
 
 def _exact_epsilon(loss: Array, delta: Array) -> Array:
     mu = np.sqrt(2 * loss)
-    target = np.log(delta)
+    log_target = np.log(delta)
+
+    def is_enough(log_epsilon: Array) -> NDArray[np.bool_]:
+        return _log_delta(np.exp(log_epsilon), mu) <= log_target
+
     # μ²/2 + μ √(2 log 1/δ) is always enough: the tail bound on Φ(a) alone.
-    enough = np.log(mu**2 / 2 + mu * np.sqrt(-2 * target) + 1e-300)
-    least = np.full(loss.shape, np.log(1e-300))
-    _, high = _bisect(
-        lambda log_epsilon: _log_delta(np.exp(log_epsilon), mu) <= target, least, enough
-    )
-    return np.where(special.erf(mu / (2 * _SQRT_2)) <= delta, 0.0, np.exp(high))
+    sufficient = mu**2 / 2 + mu * np.sqrt(-2 * log_target)
+    low = np.full(loss.shape, np.log(SMALLEST_EPSILON))
+    high = np.log(sufficient + SMALLEST_EPSILON)
+    _, log_epsilon = _bisect(is_enough, low, high)
+    delta_at_zero = special.erf(mu / (2 * SQRT_2))
+    return np.where(delta_at_zero <= delta, 0.0, np.exp(log_epsilon))
 
 
 def _exact_delta(loss: Array, epsilon: Array) -> Array:
@@ -103,8 +143,12 @@ def _exact_delta(loss: Array, epsilon: Array) -> Array:
 
 
 def _paper_constant(delta: Array) -> Array:
-    """Return C⁻¹(1/δ) with C(x) = √π x exp(x²): 2x² is the Wright omega function of log 2 − 2 log δ − log π."""
-    return np.sqrt(special.wrightomega(_LOG_2 - 2 * np.log(delta) - np.log(np.pi)) / 2)
+    """Return c = C⁻¹(1/δ) with C(x) = √π x exp(x²) (Proposition 2).
+
+    2c² is the Wright omega function of log 2 − 2 log δ − log π.
+    """
+    argument = LOG_2 - 2 * np.log(delta) - np.log(np.pi)
+    return np.sqrt(special.wrightomega(argument) / 2)
 
 
 def _paper_budget(epsilon: Array, delta: Array) -> Array:
@@ -119,7 +163,8 @@ def _paper_epsilon(loss: Array, delta: Array) -> Array:
 def _paper_delta(loss: Array, epsilon: Array) -> Array:
     c = np.maximum(epsilon - loss, 0.0) / (2 * np.sqrt(loss))
     with np.errstate(divide="ignore"):
-        return np.minimum(1.0, np.exp(-(0.5 * np.log(np.pi) + np.log(c) + c**2)))
+        log_inverse = 0.5 * np.log(np.pi) + np.log(c) + c**2
+        return np.minimum(1.0, np.exp(-log_inverse))
 
 
 ACCOUNTANTS: dict[str, Accountant] = {
@@ -129,7 +174,17 @@ ACCOUNTANTS: dict[str, Accountant] = {
 
 
 def accountant_named(name: str) -> Accountant:
-    """Return an accountant by its name."""
+    """Return an accountant by its name.
+
+    Args:
+        name: a key of `ACCOUNTANTS`, `exact` or `paper`.
+
+    Returns:
+        Its three views of the relation between loss, ε and δ.
+
+    Raises:
+        InputError: for any other name; the sentence names the nearest valid one.
+    """
     if name not in ACCOUNTANTS:
         raise unknown("accountant", name, ACCOUNTANTS, section="privacy")
     return ACCOUNTANTS[name]
@@ -138,93 +193,179 @@ def accountant_named(name: str) -> Accountant:
 def positive(
     name: str, values: ArrayLike, below: float = np.inf, above: float = 0.0
 ) -> Array:
-    """Return numbers as an array; refuse any that are not between two limits."""
+    """Return numbers as a float64 array, and refuse any that are out of range.
+
+    Both limits are excluded, and so are nan and, with the default limit, infinity. An
+    empty array passes.
+
+    Args:
+        name: of the argument, for the error.
+        values: numbers, of any shape.
+        below: the upper limit.
+        above: the lower limit.
+
+    Returns:
+        The numbers, in the shape of `values`.
+
+    Raises:
+        InputError: if a number is not between the limits.
+    """
     array = np.asarray(values, dtype=float)
-    if not np.all((array > above) & (array < below)):
-        end = f"a number above {above:g} and below {below:g}"
-        raise InputError(
-            name, values, f"a finite number above {above:g}" if below == np.inf else end
-        )
-    return array
+    if np.all((array > above) & (array < below)):
+        return array
+    allowed = f"a finite number above {above:g}"
+    if below != np.inf:
+        allowed = f"a number above {above:g} and below {below:g}"
+    raise InputError(name, values, allowed)
 
 
 def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
-    """Return the largest total loss Σ 2(αℓ)²/N0 that is (ε, δ)-private. Broadcasts over its arguments."""
-    wanted, chance = np.broadcast_arrays(
-        positive("epsilon", epsilon), positive("delta", delta, 1)
-    )
-    return accountant_named(accountant).budget(wanted, chance)
+    r"""Return the largest total loss $R(\varepsilon, \delta)$ that is (ε, δ)-private.
+
+    A device whose rounds cost it $\sum_s 2(\alpha_s s)^2/N_0 \le R$ is
+    (ε, δ)-differentially private against a server that sees everything it receives,
+    for the adjacency that its sensitivity $s$ belongs to. By bisection, to the last
+    digits of float64, for ε from 1e-6 to 1e4 and δ down to 1e-300.
+
+    Args:
+        epsilon: ε, above 0, of any shape.
+        delta: δ, above 0 and below 1; broadcast with ε.
+        accountant: `exact` or `paper`.
+
+    Returns:
+        The budgets, in the common shape.
+
+    Raises:
+        InputError: for ε or δ out of range, or an unknown accountant.
+
+    Examples:
+        >>> budget([1, 8], 0.01).round(4).tolist()
+        [0.11, 2.9983]
+    """
+    epsilons = positive("epsilon", epsilon)
+    deltas = positive("delta", delta, below=1)
+    return accountant_named(accountant).budget(*np.broadcast_arrays(epsilons, deltas))
 
 
 def epsilon_spent(
     loss: ArrayLike, delta: ArrayLike, accountant: str = "exact"
 ) -> Array:
-    """Return the smallest ε for which a total loss is (ε, δ)-private; infinite for an infinite loss."""
-    return _spent(
-        accountant_named(accountant).epsilon, loss, positive("delta", delta, 1), np.inf
-    )
+    """Return the smallest ε for which a total loss is (ε, δ)-private.
+
+    The inverse of `budget` in ε. A loss of zero costs nothing, and an infinite loss
+    has an infinite ε. ε is 0 where δ alone covers the loss.
+
+    Args:
+        loss: Σx of all rounds of a device, at least 0, of any shape.
+        delta: δ, above 0 and below 1; broadcast with the loss.
+        accountant: `exact` or `paper`.
+
+    Returns:
+        ε, in the common shape.
+
+    Raises:
+        InputError: for a negative loss, δ out of range, or an unknown accountant.
+    """
+    deltas = positive("delta", delta, below=1)
+    view = accountant_named(accountant).epsilon
+    return _spent(view, loss, deltas, of_infinite_loss=np.inf)
 
 
 def delta_spent(
     loss: ArrayLike, epsilon: ArrayLike, accountant: str = "exact"
 ) -> Array:
-    """Return the smallest δ for which a total loss is (ε, δ)-private."""
-    return _spent(
-        accountant_named(accountant).delta, loss, positive("epsilon", epsilon), 1.0
-    )
+    """Return the smallest δ for which a total loss is (ε, δ)-private.
+
+    The inverse of `budget` in δ. A loss of zero has δ = 0, and an infinite loss δ = 1,
+    which promises nothing.
+
+    Args:
+        loss: Σx of all rounds of a device, at least 0, of any shape.
+        epsilon: ε, above 0; broadcast with the loss.
+        accountant: `exact` or `paper`.
+
+    Returns:
+        δ, in the common shape.
+
+    Raises:
+        InputError: for a negative loss, ε out of range, or an unknown accountant.
+    """
+    epsilons = positive("epsilon", epsilon)
+    view = accountant_named(accountant).delta
+    return _spent(view, loss, epsilons, of_infinite_loss=1.0)
 
 
 def _spent(
     view: Callable[[Array, Array], Array],
     loss: ArrayLike,
-    other: Array,
-    unbounded: float,
+    parameter: Array,
+    of_infinite_loss: float,
 ) -> Array:
-    """Return an accountant's view of losses, 0 for no loss and `unbounded` for an infinite one."""
-    total, given = np.broadcast_arrays(np.asarray(loss, dtype=float), other)
+    """Return an accountant's view of losses, which knows neither zero nor infinity."""
+    losses = np.asarray(loss, dtype=float)
+    total, parameters = np.broadcast_arrays(losses, parameter)
     if not np.all(total >= 0):
         raise InputError("loss", loss, "a number of at least 0")
-    inside = (total > 0) & np.isfinite(total)
-    return np.where(
-        inside,
-        view(np.where(inside, total, 1.0), given),
-        np.where(total > 0, unbounded, 0.0),
-    )
+    is_regular = (total > 0) & np.isfinite(total)
+    regular = view(np.where(is_regular, total, 1.0), parameters)
+    at_limits = np.where(total > 0, of_infinite_loss, 0.0)
+    return np.where(is_regular, regular, at_limits)
 
 
 def epsilon_by_dp_accounting(losses: Array, delta: float) -> dict[str, float | None]:
-    """Return ε of rounds with these losses, by privacy loss distributions (`pld`) and by Rényi divergences (`rdp`).
+    """Return ε of rounds as Google's dp-accounting computes it, for comparison.
 
-    Rényi divergences are added up round by round. The loss distribution is that of one Gaussian mechanism with the
-    sum of the losses, which is what Gaussian rounds compose to. None where dp-accounting is not installed, or where it
-    has no finite answer.
+    Rényi divergences are added up round by round. The privacy loss distribution is
+    that of one Gaussian mechanism with the sum of the losses, which is what Gaussian
+    rounds compose to; it rounds ε up by a few of its intervals. No decision of this
+    package rests on these numbers.
+
+    Args:
+        losses: of the rounds of one device, each above 0, [rounds]; empty for none.
+        delta: δ, above 0 and below 1.
+
+    Returns:
+        ε by privacy loss distributions (`pld`) and by Rényi divergences (`rdp`). None
+        where dp-accounting is not installed, or has no finite answer.
     """
     total = float(losses.sum())
     if total == 0:
         return {"pld": 0.0, "rdp": 0.0}
     try:
-        from dp_accounting import dp_event, rdp
-        from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+        by_distribution = _epsilon_by_loss_distribution(total, delta)
+        by_renyi = _epsilon_by_renyi(losses, delta)
     except ImportError:
         return {"pld": None, "rdp": None}
-    interval, pld = (
-        min(1e-2, max(1e-4, float(epsilon_spent(total, delta)) / 5000)),
-        math.inf,
+    return {"pld": _finite_or_none(by_distribution), "rdp": _finite_or_none(by_renyi)}
+
+
+def _epsilon_by_loss_distribution(loss: float, delta: float) -> float:
+    """Return ε of a Gaussian mechanism; infinite where the table would be too long."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    resolution = float(epsilon_spent(loss, delta)) / 5000
+    interval = min(1e-2, max(1e-4, resolution))
+    if loss / interval >= MAX_DISTRIBUTION_POINTS:
+        return math.inf
+    distribution = from_gaussian_mechanism(
+        1 / math.sqrt(2 * loss),
+        sensitivity=1.0,
+        value_discretization_interval=interval,
     )
-    if total / interval < 1e7:
-        law = from_gaussian_mechanism(
-            1 / math.sqrt(2 * total),
-            sensitivity=1.0,
-            value_discretization_interval=interval,
-        )
-        pld = float(law.get_epsilon_for_delta(delta))
+    return float(distribution.get_epsilon_for_delta(delta))
+
+
+def _epsilon_by_renyi(losses: Array, delta: float) -> float:
+    """Return ε of successive Gaussian mechanisms."""
+    from dp_accounting import dp_event, rdp
+
     accountant = rdp.RdpAccountant()
     values, counts = np.unique(losses, return_counts=True)
     for loss, count in zip(values, counts, strict=True):
-        accountant.compose(
-            dp_event.GaussianDpEvent(1 / math.sqrt(2 * loss)), int(count)
-        )
-    found = {"pld": pld, "rdp": float(accountant.get_epsilon(delta))}
-    return {
-        name: value if math.isfinite(value) else None for name, value in found.items()
-    }
+        event = dp_event.GaussianDpEvent(1 / math.sqrt(2 * loss))
+        accountant.compose(event, int(count))
+    return float(accountant.get_epsilon(delta))
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
