@@ -43,22 +43,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 def tiny(limit: float, ask: RoundRequest) -> RoundRequest:
     """A tiny gain and a tiny |ĥ|, which make the device transmit at its power limit."""
-    return ask._replace(gain=1e-9, known=1e-9 / limit)
+    return ask._replace(gain=1e-9, channel_estimate=1e-9 / limit)
 
 
 def scaled(limit: float, ask: RoundRequest) -> RoundRequest:
     """Both a millionth of what was agreed, so that the device transmits as agreed, and pays a trillionth."""
-    return ask._replace(gain=1e-6 * ask.gain, known=1e-6 * ask.known)
+    return ask._replace(
+        gain=1e-6 * ask.gain, channel_estimate=1e-6 * ask.channel_estimate
+    )
 
 
 def faded(limit: float, ask: RoundRequest) -> RoundRequest:
     """The agreed gain, for a channel said to be worse than it is."""
-    return ask._replace(known=max(0.5 * ask.known, ask.gain / limit))
+    return ask._replace(
+        channel_estimate=max(0.5 * ask.channel_estimate, ask.gain / limit)
+    )
 
 
 def louder(limit: float, ask: RoundRequest) -> RoundRequest:
     """More than was agreed, over the channel as it is."""
-    return ask._replace(gain=limit * ask.known)
+    return ask._replace(gain=limit * ask.channel_estimate)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,18 @@ def test_a_device_pays_for_what_arrives(
             gain = float(
                 job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at]
             )
-            ask = RoundRequest(k, at, far, gain or 1e-3, float(job.known[at, k]))
+            ask = RoundRequest(
+                k, at, far, gain or 1e-3, float(job.channel_estimates[at, k])
+            )
             try:
                 sent = float(np.linalg.norm(device.answer(lie(0.999 * limit, ask))))
             except (InputError, OverspendError):
                 continue
-            arrived += 2 * float(job.known[at, k] * sent) ** 2 / job.plan.noise_power
+            arrived += (
+                2
+                * float(job.channel_estimates[at, k] * sent) ** 2
+                / job.plan.noise_power
+            )
         assert arrived <= device.ledger.spent[0] * (1 + 1e-4)
         worst = max(worst, arrived)
     assert made.inputs.privacy.epsilon_spent(np.full(5, worst)) <= 1 + 1e-6  # type: ignore[operator]
@@ -98,7 +108,7 @@ def test_the_schedule_itself_is_answered(made: Federation) -> None:
                     int(at),
                     theta,
                     float(made.job.gain[at, k]),
-                    float(made.job.known[at, k]),
+                    float(made.job.channel_estimates[at, k]),
                 )
             )
         assert device.ledger is not None

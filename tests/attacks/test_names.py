@@ -164,7 +164,7 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
         for k in range(3)
         if guesses[0].device(k).digest != guesses[1].device(k).digest
     )
-    about = np.array([0, plan.gain[0], job.known[0, own]])
+    about = np.array([0, plan.gain[0], job.channel_estimates[0, own]])
     names = {
         label: (
             posterior.digest,

@@ -86,7 +86,7 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
         0,
         np.full((1, 2), 1e9, np.float32),
         float(job.gain[0, 0]),
-        float(job.known[0, 0]),
+        float(job.channel_estimates[0, 0]),
     )
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):

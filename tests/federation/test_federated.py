@@ -184,7 +184,7 @@ def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
         )
         for ask in asks:
             if pattern[ask.round, ask.device]:
-                total += np.float32(ask.arrives) * devices[ask.device].answer(ask)
+                total += np.float32(ask.channel_gain) * devices[ask.device].answer(ask)
                 sent[ask.device] = True
             else:
                 absent[ask.device] = "late"
@@ -279,11 +279,11 @@ def crash(server: Server, at: int, moment: str) -> Iterator[None]:
     )
     original, calls = getattr(owner, name), []
 
-    def dying(*args: Any) -> None:
+    def dying(*args: Any, **keywords: Any) -> None:
         calls.append(args)
         if len(calls) == at + 1 and when == "before":
             raise CrashError
-        original(*args)
+        original(*args, **keywords)
         if len(calls) == at + 1:
             raise CrashError
 
@@ -562,7 +562,9 @@ def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -
     plan, truth = made.job.plan, np.abs(made.inputs.link.gains(7, 5))
     assert plan.received is not None
     assert np.abs(plan.received - 1).max() > 0.05
-    np.testing.assert_allclose(made.job.known * plan.received, truth, rtol=1e-6)
+    np.testing.assert_allclose(
+        made.job.channel_estimates * plan.received, truth, rtol=1e-6
+    )
     asks: list[RoundRequest] = []
 
     def exchange(found: list[RoundRequest]) -> Reception:
@@ -571,8 +573,8 @@ def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -
 
     serve(made.server(), exchange)
     for ask in asks:
-        assert ask.arrives == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
-        assert ask.known == made.job.known[ask.round, ask.device]
+        assert ask.channel_gain == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
+        assert ask.channel_estimate == made.job.channel_estimates[ask.round, ask.device]
 
 
 def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
@@ -625,7 +627,7 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
         replace(job, batch=True),
         replace(job, position=job.position + np.float32(1)),
         replace(job, key=job.key + np.uint32(1)),
-        replace(job, known=job.known * 2),
+        replace(job, channel_estimates=job.channel_estimates * 2),
         replace(job, power=job.power * 2),
         replace(job, plan=with_context(job.plan, noise_power=2.0)),
     ]

@@ -345,7 +345,7 @@ def asked(made: Federation, at: int) -> RoundRequest:
         at,
         made.job.position,
         float(made.job.gain[at, 0]),
-        float(made.job.known[at, 0]),
+        float(made.job.channel_estimates[at, 0]),
     )
 
 
@@ -367,10 +367,10 @@ def test_a_device_refuses_what_it_has_not_agreed_to(
         ask._replace(theta=np.full_like(ask.theta, np.nan)),
         ask._replace(gain=0.0),
         ask._replace(gain=float("nan")),
-        ask._replace(known=0.0),
+        ask._replace(channel_estimate=0.0),
         ask._replace(gain=1.001 * ask.gain),
-        ask._replace(known=1e-3 * ask.known),
-        ask._replace(known=1.001 * ask.known),
+        ask._replace(channel_estimate=1e-3 * ask.channel_estimate),
+        ask._replace(channel_estimate=1.001 * ask.channel_estimate),
     ):
         with pytest.raises(InputError):
             alone.answer(bad)
@@ -386,7 +386,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(
     ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     for known in (1e-8, 0.999, 1e8):
         with pytest.raises(InputError, match=r"known .* itself knows of its channel"):
-            alone.answer(ask._replace(known=known))
+            alone.answer(ask._replace(channel_estimate=known))
     assert alone.ledger is not None
     assert alone.ledger.spent[0] == 0
 
@@ -509,7 +509,7 @@ def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
     device = fresh()
     with monkeypatch.context() as patch:
         patch.setattr(
-            device, "_pay", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+            device, "_charge", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             device.answer(ask)
@@ -561,7 +561,7 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
     }
     made = federation(tmp_path, changes, noise="devices", tolerate=1)
     job = made.job
-    assert job.share[0] == pytest.approx(job.plan.noise_power / 3)
+    assert job.device_noise[0] == pytest.approx(job.plan.noise_power / 3)
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
         own = open_device(tmp_path / f"device-{k}")

@@ -1,12 +1,16 @@
-"""A device: its own data, its own terms and its own ledger; computes, clips and precodes its gradient.
+"""A device: it computes, clips and precodes its gradient, and pays for what it sends.
 
-On Flower it is an app, which keeps all that comes from the data from a server whose request fails.
+A device has its own data, its own terms and its own ledger, and trusts no server:
+
+- a request that goes beyond the terms is refused (`Device.answer`);
+- its ledger is charged before the signal leaves the device;
+- on Flower, an error tells the server nothing about the data (`client_app`).
 """
 
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,41 +48,60 @@ from wflmc.support.storage import exclusive, read_arrays, replacing
 
 log = logging.getLogger("wflmc.apps.federation")
 
-LARGEST = 1e9
-"""The largest parameter that a device answers for, and the largest number that its data may have: float32 holds the
-gradients of linear and softmax models then, whatever the data."""
-SLACK = 1e-6
-"""Relative rounding that a device forgives a request."""
-
+MAX_MAGNITUDE = 1e9
+"""The largest parameter that a device answers for, and the largest number in its data:
+float32 then holds the gradients of linear and softmax models, whatever the data."""
+REQUEST_TOLERANCE = 1e-6
+"""The relative rounding error that a device accepts in a request."""
+MEMORY_FRACTION = 1 / 4
+"""Of the default memory limit, for one of several devices on a machine."""
+MAX_OPEN_DEVICES = 1024
+"""How many devices one process keeps open, with their compiled gradients."""
 
 FAILED = "the device could not answer; its own log says why"
+"""What a server receives for an error that may be about the data."""
 NOT_READY = (
     "data or other files in the device's folder cannot be used; its own log says why"
 )
-"""What a server is told, which must not learn more about the data."""
+"""What a server receives where a device cannot be opened."""
+ANSWER_ALLOWED = "as wflmc wrote it, or removed: the next is new"
+"""What is allowed in place of a damaged answer.npz."""
 
 
 @without_data
 class Answer(NamedTuple):
-    """What a device has been asked and has answered."""
+    """The last answer of a device, as its file answer.npz has it."""
 
     request: str
-    """A name for what was asked."""
+    """The name of the request."""
     charge: str
-    """Under which name the ledger has it; every answer that is drawn anew has one of its own."""
+    """The name under which the ledger has it; each new draw of noise has its own."""
     signal: NDArray[np.float32]
     """x, [chain, m]."""
 
 
+class _ClippingThresholds(NamedTuple):
+    """Where float32 clips, so that no rounding exceeds the agreed thresholds."""
+
+    device: NDArray[np.float32]
+    """ℓ/(1 + e), [1]."""
+    example: NDArray[np.float32]
+    """c/(1 + e), [1]."""
+
+
 class Device:
-    """One device, which answers what its terms allow.
+    """One device, which answers the requests that its terms allow.
 
     Args:
         posterior: of this device alone, such as `posterior.device(k)`.
         terms: what it has agreed to.
-        ledger: its own, for one device; charged before it answers. Losses are counted for whatever has left the device,
-            received or not, so that it may show more than the server's. The last answer is stored beside its file.
-        secret: salts the names that files have for what was asked, known to nobody else.
+        ledger: its own, for one device; charged before it answers. Losses are counted
+            for every signal that has left the device, received or not, so that it may
+            show more than the server's. The last answer is stored beside its file.
+        secret: salts the names of requests in files; known to nobody else.
+
+    Raises:
+        InputError: the model does not fit the terms, or the data are too large.
     """
 
     def __init__(
@@ -89,195 +112,232 @@ class Device:
         secret: bytes = b"",
     ) -> None:
         if posterior.dim != terms.dim:
-            raise InputError(
-                "data",
-                f"a model of {posterior.dim} parameters",
-                f"one of {terms.dim}, as in the terms",
-            )
-        large = isinstance(posterior, Regression) and np.any(
-            np.abs(posterior.features) > LARGEST
-        )
-        if large or (
-            isinstance(posterior, GaussianPosterior)
-            and np.any(np.abs(posterior.target) > LARGEST)
-        ):
-            raise InputError(
-                "data", f"numbers above {LARGEST:g}", "scaled to moderate size"
-            )
-        self.terms, self.ledger, self.secret = terms, ledger, secret
-        self._path = (
-            None
-            if ledger is None or ledger.path is None
-            else ledger.path.with_name("answer.npz")
-        )
-        self._last: Answer | None = None
-        self._data = posterior.digest
+            model = f"a model of {posterior.dim} parameters"
+            raise InputError("data", model, f"one of {terms.dim}, as in the terms")
+        _check_magnitude(posterior)
+        self.terms = terms
+        self.ledger = ledger
+        self.secret = secret
+        self._answer_path: Path | None = None
+        if ledger is not None and ledger.path is not None:
+            self._answer_path = ledger.path.with_name("answer.npz")
+        self._last_answer: Answer | None = None
+        self._data_digest = posterior.digest
         self._by_example = bool(np.isfinite(terms.example_clip))
-        clips = np.array([terms.clip]), np.array([terms.example_clip])
-        shrink = (
-            min(terms.clip, terms.example_clip) / terms.sensitivity
-            if np.isfinite(terms.sensitivity)
-            else 0.0
-        )
-        rounding = max(terms.rounding, posterior.rounding(*clips).total * shrink)
-        self._clip, self._example_clip = (
-            np.float32(clip / (1 + rounding)) for clip in clips
-        )
+        self._thresholds = _clipping_thresholds(posterior, terms)
         self._posterior = posterior.on_accelerator(
-            terms.chains, default_memory() / 4, self._by_example
+            terms.chains, default_memory() * MEMORY_FRACTION, self._by_example
         )
 
     def answer(self, request: RoundRequest) -> NDArray[np.float32]:
-        """Return x = (α r/|ĥ|) clip(g) of every chain, with its share of the noise where it adds one, [chain, m].
+        """Compute the signal of a round: x = (α r/|ĥ|) clip(g), plus noise if agreed.
 
-        An answer is stored before it is paid for and sent: the same request again is answered with the same numbers,
-        and costs nothing. Any other is a new draw, which costs.
+        The ledger is charged before the signal is returned, and so before it is sent. A
+        signal is stored before it is charged: the same request again gets the same
+        numbers, at no cost, even if the device was stopped in between. Any other
+        request is a new draw, which costs. Under simulated noise, which protects
+        nobody, nothing is stored and the same request is computed again.
+
+        Args:
+            request: of the server, checked against the terms.
+
+        Returns:
+            x of every chain, [chain, m].
+
+        Raises:
+            InputError: the request goes beyond the terms, or the same noise would
+                hide another answer.
+            OverspendError: the budget does not suffice.
         """
         self._check(request)
-        name = self._name(request)
+        request_name = self._request_name(request)
         if self.terms.simulated:
-            self._pay(request, name)
+            self._charge(request, request_name)
             return self._draw(request)
-        with (
-            nullcontext()
-            if self._path is None
-            else exclusive(self._path.with_suffix(".lock"))
-        ):
-            answer = before = self._load()
-            if answer is None or answer.request != name:
-                answer = Answer(name, secrets.token_hex(16), self._draw(request))
-                self._save(answer)
+        with self._locked_answer():
+            previous = self._load_answer()
+            answer = previous
+            if answer is None or answer.request != request_name:
+                signal = self._draw(request)
+                answer = Answer(request_name, secrets.token_hex(16), signal)
+                self._save_answer(answer)
+            # Charge before send: nothing leaves the device that has not been paid for.
             try:
-                self._pay(request, answer.charge)
+                self._charge(request, answer.charge)
             except (InputError, OverspendError):
-                if (
-                    before is not None
-                ):  # a request that is refused does not take the place of an answer that was paid
-                    self._save(before)
+                # A refused request must not replace an answer that was paid for.
+                if previous is not None:
+                    self._save_answer(previous)
                 raise
         return answer.signal
 
-    def _load(self) -> Answer | None:
-        """Return the last answer, from the file that only its owner reads where there is one."""
-        if self._path is None or not self._path.exists():
-            return self._last
-        allowed = "as wflmc wrote it, or removed: the next is new"
-        saved = read_arrays(
-            self._path, key="answer", allowed=allowed, names=Answer._fields
-        )
-        shape = (self.terms.chains, self.terms.dim)
-        signal = saved.get("signal")
-        whole = len(saved) == len(Answer._fields) and signal is not None
-        if (
-            signal is None
-            or not whole
-            or signal.shape != shape
-            or signal.dtype != np.float32
-        ):
-            raise InputError("answer", str(self._path), allowed)
-        return Answer(str(saved["request"]), str(saved["charge"]), signal)
+    def _charge(self, request: RoundRequest, name: str) -> None:
+        """Charge an answer, by what arrives of it as far as the device knows.
 
-    def _save(self, answer: Answer) -> None:
-        """Put an answer in the place of the one before; it is on the disk before it is sent."""
-        self._last = answer
-        if self._path is not None:
-            with replacing(self._path, mode=0o600) as file:
-                np.savez(file, allow_pickle=False, **answer._asdict())
-
-    def _draw(self, request: RoundRequest) -> NDArray[np.float32]:
-        """Compute a new answer."""
-        limit = self._example_clip if self._by_example else None
-        keys = (
-            None
-            if request.batch is None
-            else jax.random.wrap_key_data(jnp.asarray(request.batch))
-        )
-        gradient = _gradient(
-            self._posterior, jnp.asarray(request.theta), self._clip, limit, keys
-        ).double
-        # That a gradient is not finite must not show; zero is within the clip.
-        signal = self._precoder(request) * np.where(
-            np.isfinite(gradient), gradient, 0.0
-        )
-        return (
-            self.terms.lattice.noisy(signal) if self.terms.share else signal
-        ).astype(np.float32)
-
-    def _precoder(self, request: RoundRequest) -> float:
-        """Return α r/|ĥ|, by what the device itself knows of its channel."""
-        return request.gain / self.terms.known[request.round - self.terms.start]
-
-    def _check(self, request: RoundRequest) -> None:
-        """Refuse a request that goes beyond the terms."""
-        terms, theta, at = self.terms, request.theta, request.round - self.terms.start
-        if request.device != terms.device or not 0 <= at < len(terms.gain):
-            raise InputError(
-                "request",
-                f"device {request.device}, round {request.round}",
-                "one that is in the terms",
-            )
-        if theta.shape != (terms.chains, terms.dim) or theta.dtype != np.float32:
-            raise InputError(
-                "theta",
-                theta,
-                f"float32 [{terms.chains} chains, {terms.dim} parameters]",
-            )
-        if not np.all(
-            np.abs(theta) <= LARGEST
-        ):  # gradients might overflow, and whether they do is private
-            raise InputError(
-                "theta", "nan, infinite or too large", f"at most {LARGEST:g} everywhere"
-            )
-        known, gain = terms.known[at], terms.gain[at]
-        if not abs(request.known / known - 1) <= SLACK:
-            raise InputError(
-                "known",
-                request.known,
-                f"{known:.6g}, what the device itself knows of its channel",
-            )
-        if not 0 < request.gain <= gain * (1 + SLACK):
-            raise InputError(
-                "gain",
-                request.gain,
-                f"above 0 and at most {gain:.6g}, as agreed for this round",
-            )
-        if terms.power < np.inf and (
-            self._precoder(request) * terms.clip
-        ) ** 2 > terms.power * (1 + SLACK):
-            raise InputError(
-                "gain", request.gain, "within the transmit power of the device"
-            )
-
-    def _pay(self, request: RoundRequest, name: str) -> None:
-        """Charge an answer, by what is sent and by what the device knows of its channel.
-
-        Another one for the same round is refused where the server draws the noise, which may be the same again.
+        Another answer in the same round is refused where the channel adds the noise,
+        which may be the same again.
         """
         if self.ledger is None:
             return
-        arrives = (
-            self._precoder(request) * self.terms.known[request.round - self.terms.start]
-        )
-        gain, sensitivity = np.array([arrives]), np.array([self.terms.sensitivity])
-        loss = self.terms.factor * round_loss(
-            gain, np.ones((1, 1)), sensitivity, self.terms.noise_power
+        terms = self.terms
+        amplitude = self._precoder(request) * self._channel_estimate(request)
+        round_cost = round_loss(
+            np.array([amplitude]),
+            np.ones((1, 1)),
+            np.array([terms.sensitivity]),
+            terms.noise_power,
         )
         self.ledger.charge(
-            name, request.round, loss, "" if self.terms.share else self.terms.run
+            run=name,
+            first=request.round,
+            losses=terms.factor * round_cost,
+            noise="" if terms.share else terms.run,
         )
 
-    def _name(self, request: RoundRequest) -> str:
-        """Return a name for a request to this device: other data give another, with other noise, that costs again."""
+    def _locked_answer(self) -> AbstractContextManager[None]:
+        """Lock the file of the last answer, where there is one."""
+        if self._answer_path is None:
+            return nullcontext()
+        return exclusive(self._answer_path.with_suffix(".lock"))
+
+    def _load_answer(self) -> Answer | None:
+        """Return the last answer, from its file where there is one."""
+        path = self._answer_path
+        if path is None or not path.exists():
+            return self._last_answer
+        arrays = read_arrays(
+            path, key="answer", allowed=ANSWER_ALLOWED, names=Answer._fields
+        )
+        damaged = InputError("answer", str(path), ANSWER_ALLOWED)
+        if len(arrays) != len(Answer._fields):
+            raise damaged
+        signal = arrays["signal"]
+        shape = (self.terms.chains, self.terms.dim)
+        if signal.shape != shape or signal.dtype != np.float32:
+            raise damaged
+        return Answer(str(arrays["request"]), str(arrays["charge"]), signal)
+
+    def _save_answer(self, answer: Answer) -> None:
+        """Replace the last answer; it is on the disk when this returns."""
+        self._last_answer = answer
+        if self._answer_path is not None:
+            with replacing(self._answer_path, mode=0o600) as file:
+                np.savez(file, allow_pickle=False, **answer._asdict())
+
+    def _draw(self, request: RoundRequest) -> NDArray[np.float32]:
+        """Compute a new signal, with new noise where the device adds it."""
+        keys = None
+        if request.batch is not None:
+            keys = jax.random.wrap_key_data(jnp.asarray(request.batch))
+        gradient = _gradient(
+            self._posterior,
+            jnp.asarray(request.theta),
+            self._thresholds.device,
+            self._thresholds.example if self._by_example else None,
+            keys,
+        ).double
+        # Whether a gradient is finite is private; zero is within any clip.
+        finite_gradient = np.where(np.isfinite(gradient), gradient, 0.0)
+        signal = self._precoder(request) * finite_gradient
+        if self.terms.share:
+            signal = self.terms.lattice.noisy(signal)
+        return signal.astype(np.float32)
+
+    def _round_index(self, request: RoundRequest) -> int:
+        """Return which round of the terms is requested, from 0."""
+        return request.round - self.terms.start
+
+    def _channel_estimate(self, request: RoundRequest) -> float:
+        """Return |ĥ|, by what the device itself knows of its channel."""
+        return self.terms.known[self._round_index(request)]
+
+    def _precoder(self, request: RoundRequest) -> float:
+        """Return α r/|ĥ|, by what the device itself knows of its channel."""
+        return request.gain / self._channel_estimate(request)
+
+    def _check(self, request: RoundRequest) -> None:
+        """Refuse a request that goes beyond the terms."""
+        terms = self.terms
+        round_index = self._round_index(request)
+        in_terms = 0 <= round_index < len(terms.gain)
+        if request.device != terms.device or not in_terms:
+            subject = f"device {request.device}, round {request.round}"
+            raise InputError("request", subject, "one that is in the terms")
+        self._check_theta(request.theta)
+        estimate = terms.known[round_index]
+        if not abs(request.channel_estimate / estimate - 1) <= REQUEST_TOLERANCE:
+            expected = f"{estimate:.6g}, what the device itself knows of its channel"
+            raise InputError("known", request.channel_estimate, expected)
+        max_gain = terms.gain[round_index]
+        if not 0 < request.gain <= max_gain * (1 + REQUEST_TOLERANCE):
+            expected = f"above 0 and at most {max_gain:.6g}, as agreed for this round"
+            raise InputError("gain", request.gain, expected)
+        if terms.power < np.inf:
+            power = (self._precoder(request) * terms.clip) ** 2
+            if power > terms.power * (1 + REQUEST_TOLERANCE):
+                expected = "within the transmit power of the device"
+                raise InputError("gain", request.gain, expected)
+
+    def _check_theta(self, theta: NDArray[np.floating]) -> None:
+        """Refuse positions of another shape, and those at which gradients overflow.
+
+        Whether a gradient overflows depends on the data, and so is private.
+        """
+        chains = self.terms.chains
+        dim = self.terms.dim
+        if theta.shape != (chains, dim) or theta.dtype != np.float32:
+            expected = f"float32 [{chains} chains, {dim} parameters]"
+            raise InputError("theta", theta, expected)
+        if not np.all(np.abs(theta) <= MAX_MAGNITUDE):
+            expected = f"at most {MAX_MAGNITUDE:g} everywhere"
+            raise InputError("theta", "nan, infinite or too large", expected)
+
+    def _request_name(self, request: RoundRequest) -> str:
+        """Return a name for a request to this device with these data.
+
+        With other data the same request has another name: its answer has other noise,
+        and costs again.
+        """
         keys = () if request.batch is None else (request.batch,)
-        about = np.array([request.round, request.gain, request.known])
+        numbers = [request.round, request.gain, request.channel_estimate]
         return digest(
             self.secret,
             self.terms.run.encode(),
-            self._data.encode(),
+            self._data_digest.encode(),
             request.theta,
-            about,
+            np.array(numbers),
             *keys,
         )
+
+
+def _check_magnitude(posterior: Posterior) -> None:
+    """Refuse data with numbers so large that gradients might overflow."""
+    arrays = []
+    if isinstance(posterior, Regression):
+        arrays.append(posterior.features)
+    if isinstance(posterior, GaussianPosterior):
+        arrays.append(posterior.target)
+    if any(np.any(np.abs(array) > MAX_MAGNITUDE) for array in arrays):
+        numbers = f"numbers above {MAX_MAGNITUDE:g}"
+        raise InputError("data", numbers, "scaled to moderate size")
+
+
+def _clipping_thresholds(posterior: Posterior, terms: Terms) -> _ClippingThresholds:
+    """Return the thresholds of the terms, divided by 1 + e of the rounding errors.
+
+    The e is the larger of that in the terms, and that of this device's own data.
+    """
+    clip = np.array([terms.clip])
+    example_clip = np.array([terms.example_clip])
+    ratio = 0.0
+    if np.isfinite(terms.sensitivity):
+        ratio = min(terms.clip, terms.example_clip) / terms.sensitivity
+    own_rounding = posterior.rounding(clip, example_clip).total * ratio
+    divisor = 1 + max(terms.rounding, own_rounding)
+    return _ClippingThresholds(
+        device=(clip / divisor).astype(np.float32),
+        example=(example_clip / divisor).astype(np.float32),
+    )
 
 
 @jax.jit
@@ -288,15 +348,17 @@ def _gradient(
     example_clip: jax.Array | None,
     keys: jax.Array | None,
 ) -> Sum:
-    """Return the clipped gradient of every chain at theta[chain, m], before it is rounded."""
-    one = jnp.ones(1, theta.dtype)
+    """Return the clipped gradient of every chain at theta[chain, m], not rounded."""
+    weight = jnp.ones(1, theta.dtype)
 
-    def chain(theta: jax.Array, key: jax.Array | None) -> Sum:
-        return posterior.unrounded_sum(
-            theta, one, clip, key=key, example_clip=example_clip
-        ).total
+    def chain_gradient(theta: jax.Array, key: jax.Array | None) -> Sum:
+        clipped = posterior.unrounded_sum(
+            theta, weight, clip, key=key, example_clip=example_clip
+        )
+        return clipped.total
 
-    return jax.vmap(chain, (0, None if keys is None else 0))(theta, keys)
+    key_axis = None if keys is None else 0
+    return jax.vmap(chain_gradient, (0, key_axis))(theta, keys)
 
 
 class ModelKeys(Document):
@@ -313,60 +375,65 @@ class ModelFile(Document):
 
     model: ModelKeys
     whitening: list[list[float]] | None
+    """The matrix that maps features to the coordinates of the chains."""
     prior_on: str
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAX_OPEN_DEVICES)
 def open_device(folder: Path, posterior: Posterior | None = None) -> Device:
-    """Return the device of a folder, as `write_federation` left it; the same one again in the same process.
+    """Open the device of a folder, as `write_federation` left it.
+
+    In the same process the same arguments return the same device, so that its gradient
+    is compiled once. It has a ledger unless its sensitivity is infinite.
 
     Args:
         folder: of the device.
-        posterior: the device's part of a model of one's own, which no folder can hold.
-    """
-    terms = Terms.load(folder / "terms.json")
-    part = read_posterior(folder) if posterior is None else posterior
-    try:
-        secret = (folder / "secret").read_bytes()
-    except OSError as error:
-        raise InputError(
-            "device",
-            str(folder),
-            f"the folder of a device, with its secret ({error.strerror})",
-        ) from None
-    ledger = terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None
-    return Device(part, terms, ledger, secret)
+        posterior: the device's part of a custom model, which no folder can hold; None
+            reads a regression from the folder.
 
-
-def read_posterior(folder: Path) -> Regression:
-    """Return a device's part of a regression, from its model.json and its own data.npz.
-
-    The classes are those that model.json declares. So every row is read by itself,
-    whatever the other rows say.
-
-    Args:
-        folder: of the device.
+    Returns:
+        The device, which answers requests of its run.
 
     Raises:
         InputError: a file is missing or damaged, or the data do not fit the model.
     """
-    about = read_document(folder / "model.json", ModelFile, "device")
-    allowed = "the file of a device's own data, with X and y"
-    data = read_arrays(
-        folder / "data.npz", key="device", allowed=allowed, names=("X", "y")
-    )
-    if len(data) < 2:
-        raise InputError("device", str(folder / "data.npz"), allowed)
-    check_shapes(Features(**data), "device")
+    terms = Terms.load(folder / "terms.json")
+    device_posterior = read_posterior(folder) if posterior is None else posterior
+    try:
+        secret = (folder / "secret").read_bytes()
+    except OSError as error:
+        expected = f"the folder of a device, with its secret ({error.strerror})"
+        raise InputError("device", str(folder), expected) from None
+    ledger = terms.open_ledger(folder) if np.isfinite(terms.sensitivity) else None
+    return Device(device_posterior, terms, ledger, secret)
+
+
+def read_posterior(folder: Path) -> Regression:
+    """Read a device's part of a regression, from its model.json and its own data.npz.
+
+    The classes are those that model.json declares. Every row is therefore read by
+    itself, whatever the other rows contain.
+
+    Args:
+        folder: of the device.
+
+    Returns:
+        The posterior of this device alone, in the coordinates of the chains.
+
+    Raises:
+        InputError: a file is missing or damaged, or the data do not fit the model.
+    """
+    document = read_document(folder / "model.json", ModelFile, "device")
+    data = _read_data(folder / "data.npz")
     key = jax.random.key(0)
-    model = about.model
+    model = document.model
     posterior: Regression
     if model.classes is None:
         posterior = gaussian_regression(
             key,
             1,
-            X=data["X"],
-            y=data["y"],
+            X=data.X,
+            y=data.y,
             intercept=model.intercept,
             prior_std=model.prior_std,
         )
@@ -374,63 +441,104 @@ def read_posterior(folder: Path) -> Regression:
         posterior = softmax_regression(
             key,
             1,
-            X=data["X"],
-            y=data["y"],
+            X=data.X,
+            y=data.y,
             classes=model.classes,
             intercept=model.intercept,
             prior_std=model.prior_std,
         )
-    if about.whitening is None:
+    if document.whitening is None:
         return posterior
     try:
-        matrix = np.array(about.whitening)
-        whitened = posterior.whitened(matrix, about.prior_on)
+        matrix = np.array(document.whitening)
+        whitened = posterior.whitened(matrix, document.prior_on)
     except ValueError:
-        raise InputError(
-            "device",
-            str(folder / "model.json"),
-            "whitening for as many features as X has",
-        ) from None
-    return replace(whitened, subject="")  # else every device would be compiled anew
+        expected = "whitening for as many features as X has"
+        path = str(folder / "model.json")
+        raise InputError("device", path, expected) from None
+    # With subjects of their own, all devices would be compiled separately.
+    return replace(whitened, subject="")
+
+
+def _read_data(path: Path) -> Features:
+    """Return the X and y of a device's own file."""
+    expected = "the file of a device's own data, with X and y"
+    arrays = read_arrays(path, key="device", allowed=expected, names=("X", "y"))
+    if len(arrays) < 2:
+        raise InputError("device", str(path), expected)
+    data = Features(X=arrays["X"], y=arrays["y"])
+    check_shapes(data, "device")
+    return data
 
 
 def client_app(find: Callable[[Context], Device]) -> ClientApp:
-    """Return the app of the devices.
+    """Make the Flower app of devices, which answers two kinds of messages.
+
+    "query.hello" asks whether a device can use its data, and costs nothing;
+    "query.gradient" has the request of a round. Flower sends the text of whatever a
+    device raises to the server: here only sentences about the request itself are sent,
+    and everything else goes to the device's own log.
 
     Args:
-        find: the device of a context, such as by its node_config; called for every message, so it should remember.
+        find: returns the device of a context, such as by its node_config; called for
+            every message, so that it should remember.
+
+    Returns:
+        The app, for a SuperNode or Flower's simulation engine.
     """
     app = ClientApp()
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
+        """Reply with the number of a device that can use its data.
+
+        No round is requested, so that nothing is charged. Where the device cannot be
+        opened, the server receives only that it is not ready.
+
+        Args:
+            message: of the server; its content is not read.
+            context: of the SuperNode.
+
+        Returns:
+            The reply to the message.
+        """
         with _without_details(reason=NOT_READY):
             device = find(context)
-        return Message(
-            RecordDict({"about": ConfigRecord({"device": device.terms.device})}),
-            reply_to=message,
-        )
+        content = {"about": ConfigRecord({"device": device.terms.device})}
+        return Message(RecordDict(content), reply_to=message)
 
     @app.query("gradient")
     def gradient(message: Message, context: Context) -> Message:
+        """Reply with the signal of a round, which is charged before it is sent.
+
+        A request that goes beyond the terms or the budget is refused with a sentence
+        about the request. Any other error is described in the device's own log alone.
+
+        Args:
+            message: with the request.
+            context: of the SuperNode.
+
+        Returns:
+            The reply to the message.
+        """
         with _without_details(reason=NOT_READY):
             device = find(context)
         with _without_details(InputError, OverspendError):
-            request, nonce = read_request(message.content, device.terms.run)
-            return write_reply(
-                message, device.answer(request), request, device.terms.run, nonce
-            )
+            run = device.terms.run
+            request, nonce = read_request(message.content, run)
+            signal = device.answer(request)
+            return write_reply(message, signal, request=request, run=run, nonce=nonce)
 
     return app
 
 
 @contextmanager
 def _without_details(*shown: type[Exception], reason: str = FAILED) -> Iterator[None]:
-    """Keep from the server, which Flower tells the text of whatever a device raises, all that comes from the data.
+    """Keep all that comes from the data from the server, if something is raised.
 
     Args:
         shown: errors whose sentence is about the request alone.
-        reason: what the server is told of any other error.
+        reason: what the server receives for any other error.
     """
     try:
         yield
@@ -443,23 +551,46 @@ def _without_details(*shown: type[Exception], reason: str = FAILED) -> Iterator[
 
 
 def configured_device(context: Context) -> Device:
-    """Return the device whose folder the SuperNode was given."""
+    """Open the device whose folder the SuperNode was started with.
+
+    The SuperNode's option --node-config names it, `folder='PATH'`; a relative path
+    starts where the SuperNode was started.
+
+    Args:
+        context: of the SuperNode.
+
+    Returns:
+        The device, the same for every message.
+
+    Raises:
+        InputError: no folder was named, or its files cannot be used.
+    """
     folder = context.node_config.get("folder")
     if not isinstance(folder, str) or not folder:
-        raise InputError(
-            "node-config", folder, "folder='PATH' with the folder of this device"
-        )
+        expected = "folder='PATH' with the folder of this device"
+        raise InputError("node-config", folder, expected)
     return open_device(Path(folder))
 
 
 def devices_in(folder: Path) -> ClientApp:
-    """Return the app of devices whose folders lie side by side, each named by its number."""
-    return client_app(
-        lambda context: open_device(
-            folder / DEVICE.format(context.node_config["partition-id"])
-        )
-    )
+    """Make the app of devices whose folders lie side by side.
+
+    This is for Flower's simulation engine, which numbers the devices by the
+    `partition-id` of their contexts: device k has the folder device-k.
+
+    Args:
+        folder: of the federation.
+
+    Returns:
+        One app for all devices.
+    """
+
+    def find(context: Context) -> Device:
+        number = context.node_config["partition-id"]
+        return open_device(folder / DEVICE.format(number))
+
+    return client_app(find)
 
 
 app = client_app(configured_device)
-"""Of a machine of its own; the SuperNode's --node-config names the device's folder, `folder='…'`."""
+"""The app of a device on a machine of its own."""

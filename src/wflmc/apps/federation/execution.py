@@ -23,7 +23,7 @@ from wflmc.apps.federation.messages import DEVICE, SERVER
 from wflmc.apps.federation.server import (
     LEDGER,
     LOG,
-    Say,
+    Notify,
     Server,
     open_server,
     read_log,
@@ -214,7 +214,7 @@ class FederationOptions(NamedTuple):
 
 
 def run_federation(
-    options: FederationOptions, folder: Path, bar: ProgressBar, say: Say
+    options: FederationOptions, folder: Path, bar: ProgressBar, say: Notify
 ) -> Result:
     """Run what is asked for, from its plan to its files, or go on with it.
 
@@ -284,7 +284,7 @@ def _run(
     place: Path,
     options: FederationOptions,
     progress: ProgressCallback,
-    say: Say,
+    say: Notify,
 ) -> None:
     """Run all rounds that are left."""
     devices, deadline = server.job.plan.devices, options.deadline

@@ -138,7 +138,11 @@ class Transport:
                 continue
             try:
                 signals[request.device] = read_reply(
-                    message, request, job.run, nonce, job.largest_norm(request)
+                    message,
+                    request,
+                    run=job.run,
+                    nonce=nonce,
+                    norm_limit=job.largest_norm(request),
                 )
                 del absent[request.device]
             except RejectedError as error:
@@ -294,7 +298,7 @@ def main(grid: Grid, context: Context) -> None:
     serve(
         server,
         patient(transport, wait),
-        say=_say,
+        notify=_say,
         check=partial(check_ready, transport),
     )
     _say("all rounds are done")

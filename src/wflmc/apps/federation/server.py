@@ -1,14 +1,27 @@
-"""The server's side of a federation: θ, the plan and the ledger, round by round, stopped and resumed.
+"""The server's side of a federation: θ, the plan and the ledger, round by round.
 
-In a round the server asks those whom the plan lets send, receives the sum of those who did, charges them for it, adds
-the noise of the channel and updates. A device that does not answer in time, or not properly, is one that did not
-transmit: it is not in the sum, it pays nothing, and the others weigh more (K/K_a with the K_a that there were).
+Every round has the four steps of `wflmc.sampling.loop.run_rounds`, in this order:
 
-Before the first round, and whenever a server goes on, all devices that are connected are asked whether they can use
-their data. If one cannot, the server stops: nothing of a round has been asked for, and nobody has paid.
+1. *transport*: the server sends a request to each device that the plan schedules, and
+   superposes the signals that come back;
+2. *charge*: the ledger is charged for the devices that sent (`_Session.charge`);
+3. *advance*: the noise of the channel is drawn, and the chains are updated;
+4. *keep*: the progress is stored, then everything that follows from it.
 
-How requests reach devices is a matter of the transport: `run_in_process` asks devices in this process, and
-`wflmc.apps.federation.flower_server` asks them by Flower's messages.
+The ledger is therefore charged before the noise of a round exists, and before anything
+that reveals the round is written. Each device charges its own ledger, too, before its
+signal leaves it (`wflmc.apps.federation.device.Device.answer`).
+
+A device that does not answer in time, or not properly, is one that did not transmit: it
+is not in the sum, it pays nothing, and the others weigh more (K/K_a with the number K_a
+of devices that sent).
+
+Before the first round, and whenever a server resumes, all connected devices are asked
+whether they can use their data. If one cannot, the server stops: nothing of a round has
+been requested, and nobody has paid.
+
+How requests reach the devices depends on the transport: `run_in_process` calls devices
+in this process, and `wflmc.apps.federation.flower_server` sends Flower messages.
 """
 
 import json
@@ -28,13 +41,10 @@ from pydantic import ValidationError
 
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import Job
-from wflmc.apps.federation.messages import (
-    Reception,
-    RoundRequest,
-)
+from wflmc.apps.federation.messages import Reception, RoundRequest
 from wflmc.posterior.base import Posterior
 from wflmc.privacy.ledger import Ledger
-from wflmc.runs.documents import Document
+from wflmc.runs.documents import Document, JsonObject
 from wflmc.sampling import (
     CHAIN_AXES,
     KernelRounds,
@@ -67,63 +77,99 @@ from wflmc.support.keys import named
 from wflmc.support.storage import PART, append_text, sole_writer, sync_folder
 
 Exchange = Callable[[list[RoundRequest]], Reception]
-"""From what is asked to what is received; the transport, with the superposition at the server's end of it."""
+"""A transport: from the requests of a round to what the server receives, superposed."""
 
-Say = Callable[[str], None]
-"""Called with a sentence for whoever waits."""
-
+Notify = Callable[[str], None]
+"""Called with a sentence about the progress, for a person who waits."""
 
 LOG = "rounds.jsonl"
+"""In a server's folder: one line for every round, as `RoundLog`."""
 LEDGER = "ledger.path"
-"""In a server's folder: names the ledger to charge, where that is not its own."""
+"""In a server's folder: the path of the ledger to charge, where it is not its own."""
+OWN_LEDGER = "ledger.jsonl"
+"""In a server's folder: its own ledger, charged unless `LEDGER` names another file."""
+STOPPED_WHILE_STORING = "the server was stopped while it stored the round"
+"""Why a round is lost whose noise cannot be drawn again."""
+SENDERS_MISSING = "a round that was paid for is only repeated with all its senders"
+"""Why a round is lost that has been charged, but not answered by all who paid."""
 
 
 class Server(NamedTuple):
-    """A job, the folder that has its progress, and the ledger that it is charged to."""
+    """A job, the folder with its progress, and the ledger that it is charged to."""
 
     job: Job
     folder: Path
     ledger: Ledger | None
+    """None where nothing is clipped, so that no loss is finite."""
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Progress and samples, in the coordinates that chains move in."""
+        """Return the stored progress of the chains and the file of their samples.
+
+        Both are in the coordinates that the chains move in, which `trace_of` maps to
+        parameters. The checkpoint carries the name of the run, so that the progress of
+        another plan, key or channel in the same folder is refused when it is loaded.
+        """
         return Checkpoint(self.folder, f"federation-{self.job.run}")
 
     @property
     def transcript(self) -> Path:
-        """Rows [round, chain] of `transcript_dtype`: all that was received."""
+        """Return the file of everything that the server received.
+
+        It is a NumPy array of shape [round, chain] whose elements are of
+        `transcript_dtype`: the position, the estimate of the gradient and the variance
+        of its noise. Rows of rounds that have not been run are zero.
+        """
         return self.folder / "transcript.npy"
 
 
 def open_server(job: Job, folder: Path) -> Server:
-    """Return the server of a job, with its own ledger in the folder unless another is named there."""
+    """Open the server of a job, new or stopped, with the ledger that it charges.
+
+    The ledger is the server's own in the folder, unless a file there names another
+    one. A job without clipping has none, as its losses are infinite. If no round has
+    been charged yet, the ledger first checks that the budget suffices for the whole
+    plan with all scheduled devices.
+
+    Args:
+        job: from `make_job`, or `Job.load`.
+        folder: of the server; created where it does not exist.
+
+    Returns:
+        The server, ready for `serve`.
+
+    Raises:
+        InputError: the ledger and the stored progress do not belong together, or the
+            file that names the ledger is damaged.
+        OverspendError: the plan would spend more than is left of a budget.
+    """
     plan = job.plan
     folder.mkdir(parents=True, exist_ok=True)
     if not plan.clips:
         return Server(job, folder, None)
     path = folder / _ledger_name(folder)
-    book = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
-    server = Server(job, folder, book)
-    paid, done = book.rounds(job.run), server.checkpoint.load().rounds
-    if (
-        not done <= paid <= done + 1
-    ):  # with fewer rounds done, another chain with the same noise would give both away
+    ledger = Ledger(plan.privacy, plan.devices, enforced=plan.enforced, path=path)
+    server = Server(job, folder, ledger)
+    charged_rounds = ledger.rounds(job.run)
+    stored_rounds = server.checkpoint.load().rounds
+    # With fewer rounds stored, a second chain would be drawn under the same noise, and
+    # the two would reveal each other. The last round may be charged, but not stored.
+    if not stored_rounds <= charged_rounds <= stored_rounds + 1:
         raise InputError(
             "ledger",
-            f"{paid} rounds of this run",
-            f"with all {done} rounds in {folder}, or one more",
+            f"{charged_rounds} rounds of this run",
+            f"with all {stored_rounds} rounds in {folder}, or one more",
         )
-    if paid == 0:
-        book.check(plan.start, job.planned_loss)
+    if charged_rounds == 0:
+        ledger.check(plan.start, job.planned_loss)
     return server
 
 
 def _ledger_name(folder: Path) -> str:
-    """Return the name of the ledger that a server's folder has, or names."""
+    """Return the path of the ledger, relative to the folder of its server."""
     path = folder / LEDGER
     if not path.exists():
-        return "ledger.jsonl"
+        return OWN_LEDGER
     try:
         name = path.read_text("utf-8")
     except ValueError:
@@ -137,35 +183,42 @@ def serve(
     server: Server,
     exchange: Exchange,
     progress: ProgressCallback | None = None,
-    say: Say | None = None,
+    notify: Notify | None = None,
     check: Callable[[], None] | None = None,
 ) -> None:
-    """Run all rounds that have not been run; every one is stored before the next is asked for.
+    """Run all rounds that are left; each is stored before the next one is requested.
 
-    A round is paid for before its noise is drawn, and nothing of it is written before
-    its progress, from which its rows in other files follow. So whenever a server is
-    stopped, its disk has at most one draw of a round.
+    A round is charged before its noise is drawn, and nothing of it is written before
+    its progress, from which its rows in other files follow. Whenever a server is
+    stopped, its disk therefore has at most one draw of a round.
 
-    A server that was stopped between paying for a round and storing its result asks the
-    same devices for it again: that round has been paid for. It needs all of them and
-    nobody else, as the sums of two sets of senders under the same noise would give
-    their difference away; if one does not answer, the round is lost. So it is where the
-    crash came while the round was being stored, and its noise cannot be drawn again.
+    A server that was stopped between charging a round and storing its result requests
+    the round again, at no cost, from exactly the devices that have paid. The sums of
+    two sets of senders under the same noise would reveal their difference: if one of
+    these devices does not answer, the round is lost. It is also lost if the server was
+    stopped while it stored a result whose noise cannot be drawn again.
 
     Args:
-        server: as `open_server` gives it.
+        server: from `open_server`.
         exchange: the transport.
-        progress: called with (rounds done, rounds in all).
-        say: called with a line for every round.
-        check: called before anything is asked for, where rounds are left; raises to stop.
+        progress: called with (rounds finished, rounds of the plan).
+        notify: called with a sentence for every round.
+        check: called before the first request, if rounds are left; raises to stop.
+
+    Raises:
+        InputError: another process uses the folder, or its files are damaged.
+        OverspendError: a round would overspend a budget; nothing of it is stored.
+        SamplingError: a chain left the finite numbers.
     """
-    job, plan = server.job, server.job.plan
+    job = server.job
+    plan = job.plan
     with sole_writer(server.folder, "job"):
         saved = server.checkpoint.load()
         if check is not None and saved.rounds < len(plan.rounds):
             check()
         store = _Store.opened(server, saved)
-        if saved.begun:  # a crash may have come between progress and what follows
+        if saved.begun:
+            # A crash may have come between the progress and the rows that follow.
             store.write(saved)
         start = job.start if saved.chains is None else saved.chains
         key = jax.random.wrap_key_data(jnp.asarray(job.key))
@@ -176,7 +229,7 @@ def serve(
             keys=chain_keys(key, jnp.arange(job.chains)),
             store=store,
             progress=progress,
-            say=say,
+            notify=notify,
         )
         run_rounds(
             start.state(saved.rounds),
@@ -191,21 +244,34 @@ def serve(
 class _Store(NamedTuple):
     """The files of samples and of the transcript, whose rows follow from the progress.
 
-    Progress is saved first, whole or not at all. Rows that were written before it would
-    be those of one draw of the noise, and after a crash those of another draw of the
-    same round, which has been paid for once.
+    The progress is saved first, completely or not at all. Rows that were written before
+    it would contain one draw of the noise, and after a crash another draw of the same
+    round, which has been paid for once.
     """
 
     burn_in: int
     samples: NDArray[np.float32]
-    """θ of the kept rounds, [draw, chain, m]."""
+    """θ of the rounds after burn-in, [draw, chain, m]."""
     transcript: NDArray[np.void]
     """[round, chain]."""
 
     @classmethod
     def opened(cls, server: Server, saved: Progress) -> Self:
-        """Open both files, or create them where no round is done."""
-        job, plan = server.job, server.job.plan
+        """Open both files, or create them before the first round.
+
+        Args:
+            server: whose folder has the files.
+            saved: the progress that is stored there; whether it has begun decides
+                between opening and creating.
+
+        Returns:
+            Both files mapped into memory, of the shapes that the plan needs.
+
+        Raises:
+            InputError: a file is missing or has another shape.
+        """
+        job = server.job
+        plan = job.plan
         rounds = len(plan.rounds)
         samples = allocate(
             (rounds - plan.burn_in, job.chains, plan.dim),
@@ -221,7 +287,14 @@ class _Store(NamedTuple):
         return cls(plan.burn_in, samples, transcript)
 
     def write(self, progress: Progress) -> None:
-        """Write what a round has left; after a crash it is written again as it was."""
+        """Write the rows of the last finished round, and flush them to the disk.
+
+        After a crash the same rows are written again, with the same content. A round of
+        burn-in has a row in the transcript only.
+
+        Args:
+            progress: stored before, after at least one round.
+        """
         assert progress.chains is not None
         assert progress.reception is not None
         round_index = progress.rounds - 1
@@ -232,76 +305,139 @@ class _Store(NamedTuple):
             flush(self.samples)
 
 
-class _Exchanged(NamedTuple):
-    """What has come of the requests of a round: the signal of the loop."""
+class _RoundSignal(NamedTuple):
+    """What the transport has brought in a round: the signal of the loop."""
 
     scheduled: NDArray[np.bool_]
-    """Who was asked, [K]."""
+    """Which devices were sent a request, [K]."""
     reception: Reception
-    paid_before: bool
+    already_charged: bool
     """Whether the round was charged before the server was stopped."""
     position: NDArray[np.float32]
-    """Where chains have asked for gradients, [chain, m]."""
-    began: float
+    """Where the chains evaluate gradients, [chain, m]."""
+    start_seconds: float
     """When the round began, in seconds of `time.perf_counter`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Session:
-    """A server at work: transport, payment, noise source, update and what is kept."""
+    """A running server: the steps of a round, as `run_rounds` calls them."""
 
     server: Server
     exchange: Exchange
     rounds: KernelRounds
-    """Of the plan, as the kernel takes them."""
+    """The rounds of the plan, as the kernel takes them."""
     keys: jax.Array
-    """Of the chains, [chain]."""
+    """The keys of the chains, [chain]."""
     store: _Store
     progress: ProgressCallback | None
-    say: Say | None
+    notify: Notify | None
 
-    def transport(self, block: slice, state: State) -> _Exchanged:
-        """Ask the devices of a round, and superpose what they send.
+    def transport(self, block: slice, state: State) -> _RoundSignal:
+        """Request a round from the devices, and superpose what they send.
 
-        A round that has been paid for is asked of those alone who have paid, and lost
-        unless all of them send.
+        A round that has been charged before is requested only from the devices that
+        have paid for it, and is lost unless all of them send.
+
+        Args:
+            block: one round.
+            state: of all chains before the round.
+
+        Returns:
+            The superposed signal, without the noise that the channel adds, and which
+            devices sent it.
         """
-        began = time.perf_counter()
-        job, ledger = self.server.job, self.server.ledger
+        start_seconds = time.perf_counter()
         round_index = block.start
-        number = job.plan.start + round_index
-        now = self.rounds[round_index]
-        position = np.asarray(_gradient_positions(state, now))
-        scheduled = np.asarray(job.plan.weight[round_index] > 0)
-        paid = None if ledger is None else ledger.paid(job.run, number)
-        if paid is not None:
-            scheduled = scheduled & (paid > 0)
-        if paid is not None and _may_have_left_a_draw(self.server):
-            reason = "the server was stopped while it stored the round"
-            reception = _lost(job, scheduled, reason)
+        kernel_round = self.rounds[round_index]
+        position = np.asarray(_gradient_positions(state, kernel_round))
+        weight = self.server.job.plan.weight[round_index]
+        scheduled = np.asarray(weight > 0)
+        charged_loss = self._charged_loss(round_index)
+        if charged_loss is None:
+            reception = self._request(round_index, state, scheduled)
         else:
-            keys = compiled_round_keys(self.keys, number)
-            theta = np.asarray(_broadcast(keys, state, now))
-            requests = [*_requests(job, round_index, theta, keys, scheduled)]
-            reception = self.exchange(requests)
-        if paid is not None and _others_sent(reception, scheduled):
-            reason = "a round that was paid for is only repeated with all its senders"
-            lost = _lost(job, reception.sent, reason)
-            reception = lost._replace(absent=reception.absent | lost.absent)
-        return _Exchanged(scheduled, reception, paid is not None, position, began)
+            scheduled = scheduled & (charged_loss > 0)
+            reception = self._repeat(round_index, state, scheduled)
+        return _RoundSignal(
+            scheduled=scheduled,
+            reception=reception,
+            already_charged=charged_loss is not None,
+            position=position,
+            start_seconds=start_seconds,
+        )
 
-    def charge(self, block: slice, signal: _Exchanged) -> None:
-        """Charge those who sent, unless they have paid for the round already."""
-        job, ledger = self.server.job, self.server.ledger
-        if ledger is None or signal.paid_before:
+    def _charged_loss(self, round_index: int) -> NDArray[np.float64] | None:
+        """Return what a round was charged before, [K]; None where it was not."""
+        ledger = self.server.ledger
+        if ledger is None:
+            return None
+        job = self.server.job
+        return ledger.paid(job.run, job.plan.start + round_index)
+
+    def _request(
+        self,
+        round_index: int,
+        state: State,
+        scheduled: NDArray[np.bool_],
+    ) -> Reception:
+        """Broadcast the positions to the scheduled devices; return what they send."""
+        job = self.server.job
+        keys = compiled_round_keys(self.keys, job.plan.start + round_index)
+        theta = np.asarray(_broadcast(keys, state, self.rounds[round_index]))
+        requests = _requests(job, round_index, theta, keys, scheduled)
+        return self.exchange(list(requests))
+
+    def _repeat(
+        self,
+        round_index: int,
+        state: State,
+        paying: NDArray[np.bool_],
+    ) -> Reception:
+        """Repeat a round that was charged, or lose it unless all who paid send."""
+        job = self.server.job
+        if _may_have_left_a_draw(self.server):
+            return _lost_reception(job, paying, STOPPED_WHILE_STORING)
+        reception = self._request(round_index, state, paying)
+        if not _only_part_sent(reception, paying):
+            return reception
+        lost = _lost_reception(job, reception.sent, SENDERS_MISSING)
+        return lost._replace(absent=reception.absent | lost.absent)
+
+    def charge(self, block: slice, signal: _RoundSignal) -> None:
+        """Charge the devices that sent, unless the round has been charged already.
+
+        The loop calls this before the noise of the round is drawn and before anything
+        of the round is written.
+
+        Args:
+            block: one round.
+            signal: from `transport`.
+
+        Raises:
+            InputError: the ledger has the same noise under another run.
+            OverspendError: a device would spend more than its budget.
+        """
+        job = self.server.job
+        ledger = self.server.ledger
+        if ledger is None or signal.already_charged:
             return
-        loss = job.loss(block.start, signal.reception.sent)[None]
-        number = job.plan.start + block.start
-        ledger.charge(job.run, number, loss, job.noise_name)
+        loss = job.loss(block.start, signal.reception.sent)
+        ledger.charge(
+            run=job.run,
+            first=job.plan.start + block.start,
+            losses=loss[None],
+            noise=job.noise_name,
+        )
 
     @property
     def noise_source(self) -> NoiseSource:
-        """Who adds the noise: the devices, an exact draw, or a simulated channel."""
+        """Return where the noise of a sum comes from.
+
+        With noise by the devices it is part of their signals, and nothing is added.
+        Noise of the channel is an exact draw on the lattice of the job. Simulated noise
+        comes from the keys of the chains, and protects nobody.
+        """
         job = self.server.job
         lattice = job.lattice
         if job.noise == "devices":
@@ -313,9 +449,18 @@ class _Session:
     def receive(
         self,
         round_index: int,
-        signal: _Exchanged,
+        signal: _RoundSignal,
     ) -> jax.Array | NDArray[np.floating] | None:
-        """Return y[chain, m]; None where nobody has sent."""
+        """Draw the noise of a round, which has been charged by now.
+
+        Args:
+            round_index: from 0.
+            signal: from `transport`.
+
+        Returns:
+            The received sum y[chain, m], noise included; None where no device has sent,
+            for which no noise is drawn.
+        """
         if not signal.reception.sent.any():
             return None
         return self.noise_source(round_index, signal.reception.total)
@@ -324,24 +469,41 @@ class _Session:
         self,
         round_index: int,
         state: State,
-        signal: _Exchanged,
+        signal: _RoundSignal,
         received: jax.Array | NDArray[np.float64],
     ) -> State:
-        """Move the chains by what was received, weighted by who really sent."""
+        """Move the chains by the received sum, weighted by the devices that sent.
+
+        Args:
+            round_index: from 0.
+            state: of all chains before the round.
+            signal: from `transport`; at least one device sent.
+            received: y[chain, m].
+
+        Returns:
+            The state of all chains after the round.
+        """
         job = self.server.job
         weighting = rescale(job, round_index, signal.reception.sent)
         planned = self.rounds[round_index]
-        own_noise = replace(planned.rounds, server_noise=weighting.server_noise)
-        now = replace(planned, rounds=own_noise)
+        rescaled = replace(planned.rounds, server_noise=weighting.server_noise)
+        kernel_round = replace(planned, rounds=rescaled)
         keys = compiled_round_keys(self.keys, job.plan.start + round_index)
         received_sum = jnp.asarray(received, jnp.float32)
-        return _update(keys, state, received_sum, jnp.float32(weighting.scale), now)
+        scale = jnp.float32(weighting.scale)
+        return _update(keys, state, received_sum, scale, kernel_round)
 
-    def keep(self, block: slice, state: State, info: HostInfo[_Exchanged]) -> None:
-        """Log a round, store its progress, then the rows that follow from it."""
+    def keep(self, block: slice, state: State, info: HostInfo[_RoundSignal]) -> None:
+        """Log a round, store its progress, then the rows that follow from it.
+
+        Args:
+            block: one round.
+            state: of all chains after the round.
+            info: the signal of the round and what was received.
+        """
         signal = info.signal
-        seconds = time.perf_counter() - signal.began
-        _log(self.server, block.start, signal, seconds, self.say)
+        seconds = time.perf_counter() - signal.start_seconds
+        _log_round(self.server, block.start, signal, seconds, notify=self.notify)
         progress = Progress(
             rounds=block.stop,
             chains=Start.of_state(state),
@@ -355,89 +517,110 @@ class _Session:
     def _estimate(
         self,
         round_index: int,
-        info: HostInfo[_Exchanged],
+        info: HostInfo[_RoundSignal],
     ) -> GradientEstimate:
         """Return what the server knows of the gradient after a round, in float32."""
-        job, signal = self.server.job, info.signal
+        job = self.server.job
+        signal = info.signal
         position = signal.position.astype(np.float32)
         if info.received is None:
-            nothing = np.zeros_like(position)
-            infinite = np.full(job.chains, np.inf, np.float32)
-            return GradientEstimate(position, gradient=nothing, noise=infinite)
+            return GradientEstimate(
+                position=position,
+                gradient=np.zeros_like(position),
+                noise=np.full(job.chains, np.inf, np.float32),
+            )
         sent = signal.reception.sent
-        factor = rescale(job, round_index, sent).scale / job.plan.gain[round_index]
-        received = np.asarray(info.received, np.float32)
+        scale = rescale(job, round_index, sent).scale
+        factor = scale / job.plan.gain[round_index]
+        received_sum = np.asarray(info.received, np.float32)
+        gradient = factor * received_sum
         variance = job.round_noise(round_index, sent) * factor**2
         return GradientEstimate(
             position=position,
-            gradient=(factor * received).astype(np.float32),
+            gradient=gradient.astype(np.float32),
             noise=np.full(job.chains, variance, np.float32),
         )
 
 
-def _others_sent(reception: Reception, scheduled: NDArray[np.bool_]) -> bool:
-    """Return whether somebody sent, but not all of those who were asked."""
-    return bool(reception.sent.any() and np.any(reception.sent != scheduled))
+def _only_part_sent(reception: Reception, scheduled: NDArray[np.bool_]) -> bool:
+    """Return whether some device sent, but not exactly those that were scheduled."""
+    someone_sent = reception.sent.any()
+    return bool(someone_sent and np.any(reception.sent != scheduled))
 
 
 def _save(server: Server, progress: Progress) -> None:
     """Store progress, and return when it is on the disk.
 
-    Where that fails, a file stays behind by which the next start knows of it.
+    If that fails, a file stays behind by which the next start knows of it.
     """
     try:
         server.checkpoint.save(progress)
     except BaseException:
         with suppress(OSError):
-            _unfinished(server).touch(mode=0o600)
+            _unfinished_file(server).touch(mode=0o600)
         raise
     sync_folder(server.folder)
 
 
-def _unfinished(server: Server) -> Path:
-    """Return the file of progress while it is being written."""
+def _unfinished_file(server: Server) -> Path:
+    """Return the file of the progress while it is being written."""
     file = server.checkpoint.file
     return file.with_name(file.name + PART)
 
 
 def _may_have_left_a_draw(server: Server) -> bool:
-    """Return whether a crash came while progress, with a draw of the noise, was stored.
+    """Return whether the server was stopped while it stored a draw of the noise.
 
     A new draw would be a second look at a round that was paid for once. Noise of the
-    devices is in their answers, and simulated noise in the job's key: these come again
-    as they were.
+    devices is in their answers, and simulated noise in the key of the job: these are
+    the same when the round is repeated.
     """
-    drawn_here = server.job.noise == "channel" and server.job.lattice is not None
-    return drawn_here and _unfinished(server).exists()
+    job = server.job
+    server_draws_noise = job.noise == "channel" and job.lattice is not None
+    return server_draws_noise and _unfinished_file(server).exists()
 
 
-def _lost(job: Job, senders: NDArray[np.bool_], reason: str) -> Reception:
-    """Return a round without any sender."""
-    absent = {int(device): reason for device in np.flatnonzero(senders)}
-    nothing = np.zeros((job.chains, job.plan.dim))
-    return Reception(nothing, np.zeros(job.plan.devices, np.bool_), absent)
+def _lost_reception(job: Job, senders: NDArray[np.bool_], reason: str) -> Reception:
+    """Return the reception of a round in which no signal counts."""
+    return Reception(
+        total=np.zeros((job.chains, job.plan.dim)),
+        sent=np.zeros(job.plan.devices, np.bool_),
+        absent={int(device): reason for device in np.flatnonzero(senders)},
+    )
 
 
 def trace_of(server: Server, posterior: Posterior | None = None) -> Trace:
-    """Return the samples of a job that is finished.
+    """Read the samples of a finished job.
+
+    The rates of clipping are nan: devices do not report how often they clipped, as that
+    depends on their data and no charge covers it. The trace does not contain the key of
+    the chains either, as whoever has both can subtract simulated noise.
 
     Args:
-        server: as `open_server` gives it.
-        posterior: maps the coordinates that chains move in to parameters, where these differ. How often gradients were
-            clipped is nan: devices do not tell, as that is about their data and no loss covers it. Nor has a trace the
-            key of the chains: who has both can take the noise away.
+        server: from `open_server`, with all rounds run.
+        posterior: maps the coordinates that the chains move in to parameters; None
+            returns the coordinates themselves.
+
+    Returns:
+        The trace of all chains, with its transcript.
+
+    Raises:
+        InputError: rounds are left, or a file is damaged.
     """
-    plan, chains = server.job.plan, server.job.chains
+    plan = server.job.plan
+    chains = server.job.chains
     saved = server.checkpoint.load()
     rounds = len(plan.rounds)
     if saved.rounds < rounds or saved.chains is None:
-        done = f"{saved.rounds} of {rounds} rounds in {server.folder}"
-        raise InputError("job", done, "finished")
-    shape = (rounds - plan.burn_in, chains, plan.dim)
-    samples = _read_rows(server.checkpoint.samples, shape, np.dtype(np.float32))
-    samples = samples.swapaxes(0, 1)
+        state = f"{saved.rounds} of {rounds} rounds in {server.folder}"
+        raise InputError("job", state, "finished")
+    sample_shape = (rounds - plan.burn_in, chains, plan.dim)
+    float32 = np.dtype(np.float32)
+    by_draw = _read_rows(server.checkpoint.samples, sample_shape, float32)
+    samples = by_draw.swapaxes(0, 1)
     theta = np.asarray(samples) if posterior is None else posterior.parameters(samples)
-    rows = _read_rows(server.transcript, (rounds, chains), transcript_dtype(plan.dim))
+    row_dtype = transcript_dtype(plan.dim)
+    rows = _read_rows(server.transcript, (rounds, chains), row_dtype)
     return Trace(
         theta=theta,
         clip_rate=np.full(theta.shape[:2], np.nan, np.float32),
@@ -455,13 +638,14 @@ def _read_rows(
     dtype: np.dtype[Any],
 ) -> NDArray[Any]:
     """Return the rows of a finished run, mapped from their file."""
-    allowed = f"an array of shape {shape}, as wflmc wrote it"
-    mismatch = InputError("job", str(path), allowed)
+    expected = f"an array of shape {shape}, as wflmc wrote it"
+    mismatch = InputError("job", str(path), expected)
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError:
         raise
-    except Exception:  # the header of a file that is damaged fails in a dozen ways
+    except Exception:
+        # A damaged header makes NumPy raise errors of many types.
         raise mismatch from None
     if rows.shape != shape or rows.dtype != dtype:
         raise mismatch
@@ -473,68 +657,112 @@ class RoundLog(Document):
 
     round: int
     asked: int
+    """The number of devices that were sent a request."""
     sent: int
+    """The number of devices that sent."""
     absent: dict[str, str]
     """Why devices did not send, by their number."""
     seconds: float
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return what happened in every round, the last account of each."""
+def read_log(folder: Path) -> list[JsonObject]:
+    """Read what happened in every round.
+
+    A round that was repeated after a crash has several lines: the last one counts.
+    Lines that a crash has cut short, or that are no rows of a log, are skipped.
+
+    Args:
+        folder: of the server.
+
+    Returns:
+        One row with the keys of `RoundLog` for every round, by number; none if there is
+        no log.
+    """
     path = folder / LOG
     if not path.exists():
         return []
-    rows = {}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValidationError):  # a line that a crash has cut short
-            row = RoundLog.model_validate_json(text)
-            rows[row.round] = row.model_dump()
-    return [rows[number] for number in sorted(rows)]
+    row_of_round = {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        with suppress(ValidationError):
+            row = RoundLog.model_validate_json(line)
+            row_of_round[row.round] = row.model_dump()
+    return [row_of_round[number] for number in sorted(row_of_round)]
 
 
 def _requests(
-    job: Job, at: int, theta: Any, keys: jax.Array, scheduled: NDArray[np.bool_]
+    job: Job,
+    round_index: int,
+    theta: NDArray[np.float32],
+    keys: jax.Array,
+    scheduled: NDArray[np.bool_],
 ) -> Iterator[RoundRequest]:
-    """Yield what is asked of every scheduled device; theta[chain, m], or [chain, K, m] with noisy downlinks."""
+    """Yield the requests of a round to the scheduled devices.
+
+    θ is [chain, m], or [chain, K, m] where every device receives its own over a noisy
+    downlink.
+    """
     plan = job.plan
-    received = np.ones(plan.devices) if plan.received is None else plan.received[at]
-    batch = (
-        np.asarray(jax.random.key_data(jax.vmap(partial(named, name="batch"))(keys)))
-        if job.batch
-        else None
-    )
-    for k in np.flatnonzero(scheduled):
-        place, known = (
-            theta if theta.ndim == 2 else theta[:, k],
-            float(job.known[at, k]),
+    received_ratio = np.ones(plan.devices)
+    if plan.received is not None:
+        received_ratio = plan.received[round_index]
+    batch = _batch_keys(keys) if job.batch else None
+    for device in np.flatnonzero(scheduled):
+        device_theta = theta if theta.ndim == 2 else theta[:, device]
+        estimate = job.channel_estimates[round_index, device]
+        yield RoundRequest(
+            device=int(device),
+            round=plan.start + round_index,
+            theta=device_theta,
+            gain=float(job.gain[round_index, device]),
+            channel_estimate=float(estimate),
+            channel_gain=float(estimate * received_ratio[device]),
+            batch=batch,
         )
-        gain, arrives = float(job.gain[at, k]), float(job.known[at, k] * received[k])
-        yield RoundRequest(int(k), plan.start + at, place, gain, known, arrives, batch)
+
+
+def _batch_keys(keys: jax.Array) -> NDArray[np.uint32]:
+    """Return the keys of the chains' mini-batches in a round, as words."""
+    batch_keys = jax.vmap(partial(named, name="batch"))(keys)
+    return np.asarray(jax.random.key_data(batch_keys))
 
 
 def superpose(
     job: Job,
     requests: list[RoundRequest],
-    signals: Mapping[int, Any],
+    signals: Mapping[int, NDArray[np.float32]],
     absent: dict[int, str],
 ) -> Reception:
-    """Return what the server receives where these devices send these signals[chain, m], superposed as by the air."""
+    """Add up the signals of a round as the air does: Σ_k |h_k| x_k.
+
+    The terms are added in the order of the requests, so that the sum does not depend on
+    which device answered first. With noise of the channel each term is rounded to the
+    lattice on which the noise is drawn.
+
+    Args:
+        job: what is run.
+        requests: of the round.
+        signals: x_k[chain, m] of the devices that sent, by device.
+        absent: why other devices did not send, by device.
+
+    Returns:
+        The sum in float64, and which devices are in it.
+    """
     total = np.zeros((job.chains, job.plan.dim))
-    for request in (
-        requests
-    ):  # in the order of the devices, so that the sum does not depend on who was first
-        if request.device in signals:
-            part = request.arrives * signals[request.device].astype(float)
-            total += (
-                job.lattice.rounded(part)
-                if job.noise == "channel" and job.lattice
-                else part
-            )
-    return Reception(total, np.isin(np.arange(job.plan.devices), list(signals)), absent)
+    for request in requests:
+        if request.device not in signals:
+            continue
+        signal = signals[request.device].astype(float)
+        term = request.channel_gain * signal
+        if job.noise == "channel" and job.lattice:
+            term = job.lattice.rounded(term)
+        total += term
+    sent = np.isin(np.arange(job.plan.devices), list(signals))
+    return Reception(total, sent, absent)
 
 
 class Weighting(NamedTuple):
-    """How the server weighs a sum, by who really sent."""
+    """How the server weighs a sum, by the devices that sent."""
 
     scale: float
     """The factor K/K_a on the sum."""
@@ -543,52 +771,64 @@ class Weighting(NamedTuple):
 
 
 def rescale(job: Job, round_index: int, sent: NDArray[np.bool_]) -> Weighting:
-    """Return how a round's sum is weighted, by who really sent.
+    """Compute how the sum of a round is weighted, by the devices that sent.
 
-    Weights grow as the senders become fewer, and the channel's noise with them; the
-    server then adds less of its own, so that all noise together stays what the plan
-    meant it to be, where that is possible.
+    The scale is K/K_a with the number K_a of senders, which amplifies the noise of the
+    channel as the senders become fewer. The server then adds less noise of its own, so
+    that the total variance stays as planned; it adds none where the received noise
+    alone exceeds the plan's.
 
     Args:
         job: what is run.
-        round_index: which round, from 0.
-        sent: who sent, [K]; at least one device.
+        round_index: from 0.
+        sent: which devices sent, [K]; at least one.
+
+    Returns:
+        The scale and the variance of the server's noise.
     """
     plan = job.plan
-    planned = float(plan.scale[round_index])
+    planned_scale = float(plan.scale[round_index])
     active_devices = int(plan.active_devices[round_index])
-    scale = planned * (active_devices / int(sent.sum()))
+    scale = planned_scale * (active_devices / int(sent.sum()))
     if not np.any(plan.server_noise):
         return Weighting(scale, None)
     planned_noise = float(plan.server_noise[round_index])
-    if scale == planned and job.noise != "devices":
+    if scale == planned_scale and job.noise != "devices":
         return Weighting(scale, jnp.float32(planned_noise))
     kick = float(plan.kick[round_index])
     gain = plan.gain[round_index]
-    wanted = planned_noise + plan.noise_power * (kick * planned / gain) ** 2
-    received = job.round_noise(round_index, sent) * (kick * scale / gain) ** 2
-    return Weighting(scale, jnp.float32(max(0.0, wanted - received)))
+    planned_factor = kick * planned_scale / gain
+    planned_total = planned_noise + plan.noise_power * planned_factor**2
+    factor = kick * scale / gain
+    received_noise = job.round_noise(round_index, sent) * factor**2
+    server_noise = max(0.0, planned_total - received_noise)
+    return Weighting(scale, jnp.float32(server_noise))
 
 
 @jax.jit
-def _broadcast(keys: jax.Array, state: State, now: KernelRounds) -> jax.Array:
-    """Return what devices receive of the positions where gradients are asked for,
-    [chain, m], or [chain, K, m] with noisy downlinks."""
+def _broadcast(keys: jax.Array, state: State, kernel_round: KernelRounds) -> jax.Array:
+    """Return what devices receive of the positions where gradients are evaluated.
 
-    def broadcast_one(key: jax.Array, state: State) -> jax.Array:
-        return broadcast(named(key, "downlink"), _gradient_position(state, now), now)
+    The shape is [chain, m], or [chain, K, m] with noisy downlinks.
+    """
 
-    return jax.vmap(broadcast_one, (0, CHAIN_AXES))(keys, state)
+    def broadcast_chain(key: jax.Array, state: State) -> jax.Array:
+        position = _gradient_position(state, kernel_round)
+        return broadcast(named(key, "downlink"), position, kernel_round)
 
-
-def _gradient_position(state: State, now: KernelRounds) -> jax.Array:
-    """Return where a chain asks for gradients, [m]."""
-    return now.constants.dynamics.gradient_position(state.phase, now.rounds.step_size)
+    return jax.vmap(broadcast_chain, (0, CHAIN_AXES))(keys, state)
 
 
-def _gradient_positions(state: State, now: KernelRounds) -> jax.Array:
-    """Return where all chains ask for gradients, [chain, m]."""
-    return jax.vmap(partial(_gradient_position, now=now), (CHAIN_AXES,))(state)
+def _gradient_position(state: State, kernel_round: KernelRounds) -> jax.Array:
+    """Return where a chain evaluates gradients, [m]."""
+    dynamics = kernel_round.constants.dynamics
+    return dynamics.gradient_position(state.phase, kernel_round.rounds.step_size)
+
+
+def _gradient_positions(state: State, kernel_round: KernelRounds) -> jax.Array:
+    """Return where all chains evaluate gradients, [chain, m]."""
+    of_chain = partial(_gradient_position, kernel_round=kernel_round)
+    return jax.vmap(of_chain, (CHAIN_AXES,))(state)
 
 
 @jax.jit
@@ -597,42 +837,42 @@ def _update(
     state: State,
     received: jax.Array,
     scale: jax.Array,
-    now: KernelRounds,
+    kernel_round: KernelRounds,
 ) -> State:
     """Return the next state of all chains, from y[chain, m]."""
 
-    def update_one(key: jax.Array, state: State, received: jax.Array) -> State:
-        return update(named(key, "server"), state, received, scale[None], now)
+    def update_chain(key: jax.Array, state: State, received: jax.Array) -> State:
+        server_key = named(key, "server")
+        return update(server_key, state, received, scale[None], kernel_round)
 
     axes = (0, CHAIN_AXES, 0)
-    return jax.vmap(update_one, axes, CHAIN_AXES)(keys, state, received)
+    return jax.vmap(update_chain, axes, CHAIN_AXES)(keys, state, received)
 
 
-def _log(
+def _log_round(
     server: Server,
     round_index: int,
-    signal: _Exchanged,
+    signal: _RoundSignal,
     seconds: float,
-    say: Say | None,
+    *,
+    notify: Notify | None,
 ) -> None:
-    """Write a line about a round: how many were asked, who of them did not send, and
-    why."""
+    """Write a line about a round: how many devices sent, and why others did not."""
     number = server.job.plan.start + round_index
     reception = signal.reception
     reasons = sorted(reception.absent.items())
-    absent = {str(device): reason for device, reason in reasons}
     row = {
         "round": number,
         "asked": int(signal.scheduled.sum()),
         "sent": int(reception.sent.sum()),
-        "absent": absent,
+        "absent": {str(device): reason for device, reason in reasons},
         "seconds": round(seconds, 3),
     }
     append_text(server.folder / LOG, json.dumps(row) + "\n")
-    if say is not None:
-        parts = [f"round {number + 1}: {row['sent']} of {row['asked']} sent"]
-        parts += [f"device {device} absent: {reason}" for device, reason in reasons]
-        say("; ".join(parts))
+    if notify is not None:
+        sentences = [f"round {number + 1}: {row['sent']} of {row['asked']} sent"]
+        sentences += [f"device {device} absent: {reason}" for device, reason in reasons]
+        notify("; ".join(sentences))
 
 
 def run_in_process(
@@ -640,21 +880,30 @@ def run_in_process(
     devices: Sequence[Device],
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Run all devices one after the other in this process, without messages.
+    """Run all rounds with devices in this process, one after the other.
 
-    Rounds take milliseconds: for first steps, and for machines without room for Flower's simulation engine.
+    No messages are sent, so that a round takes milliseconds: for first steps, and for
+    machines too small for Flower's simulation engine. A device that refuses a request,
+    by its terms or its budget, is absent from the round.
 
     Args:
-        server: as `open_server` gives it.
-        devices: in the order of the plan.
-        progress: called with (rounds done, rounds in all).
+        server: from `open_server`.
+        devices: all of them, in the order of the plan.
+        progress: called with (rounds finished, rounds of the plan).
+
+    Raises:
+        InputError: see `serve`.
+        OverspendError: see `serve`.
+        SamplingError: see `serve`.
     """
 
     def exchange(requests: list[RoundRequest]) -> Reception:
-        signals, absent = {}, {}
+        signals = {}
+        absent = {}
         for request in requests:
+            device = devices[request.device]
             try:
-                signals[request.device] = devices[request.device].answer(request)
+                signals[request.device] = device.answer(request)
             except (InputError, OverspendError) as error:
                 absent[request.device] = f"refused by the device: {error}"
         return superpose(server.job, requests, signals, absent)
