@@ -260,7 +260,7 @@ def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
     header = {
         name: value for name, value in ledger._header.items() if name != "adjacency"
     }
-    ledger.path, ledger.chains = path, []
+    ledger.path, ledger.line_hashes = path, []
     path.touch()
     ledger._append([header])
     assert "adjacency" not in path.read_text()

@@ -37,7 +37,11 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     last = written(path)
     for ledger in (first, last):
         np.testing.assert_array_equal(ledger.spent, np.cumsum(losses, axis=0)[-1])
-    assert (first.chain, last.rounds("a"), last.rounds("b")) == (last.chain, 5, 2)
+    assert (first.last_hash, last.rounds("a"), last.rounds("b")) == (
+        last.last_hash,
+        5,
+        2,
+    )
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["loss"] for row in rows[1:]] == losses.tolist()
 

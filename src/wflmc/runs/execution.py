@@ -486,7 +486,7 @@ def _open_ledger(task: RunTask) -> Ledger | None:
     assert task.folder is not None
     before = _summary(task.folder).ledger
     ledger = _ledger_at(task, task.ledger) if task.ledger.exists() else None
-    if ledger is None or before is None or before.chain not in ledger.chains:
+    if ledger is None or before is None or before.chain not in ledger.line_hashes:
         allowed = f"the ledger of the run in this folder; {'it is' if ledger is None else 'rounds are'} missing"
         raise InputError("ledger", str(task.ledger), allowed)
     return ledger

@@ -167,7 +167,7 @@ def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | 
             else path
         ),
         "rounds": len(ledger.entries),
-        "chain": ledger.chain,
+        "chain": ledger.last_hash,
         "spent": ledger.spent.tolist(),
         "share_of_budget": float((ledger.spent / ledger.budget).max())
         if np.isfinite(ledger.budget).any()
@@ -369,7 +369,7 @@ def _read_ledger(
         with path.open(encoding="utf-8") as file:
             devices = json.loads(file.readline())["devices"]
         ledger = Ledger(build_privacy(scenario), devices, path=path, read_only=True)
-        if part is not None and part.chain not in ledger.chains:
+        if part is not None and part.chain not in ledger.line_hashes:
             raise ValueError(
                 "rounds are missing that summary.json counts, or it is another run's ledger"
             )
