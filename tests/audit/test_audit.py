@@ -13,13 +13,14 @@ from wflmc import channel
 from wflmc.apps import audit
 from wflmc.apps.audit import attack
 from wflmc.apps.audit.canary import canary_pair
-from wflmc.apps.audit.run import (
+from wflmc.apps.audit.error_rates import (
     counting_threshold,
     epsilon_by_counting,
     largest_mu,
     mu_lower,
     rate_upper,
 )
+from wflmc.apps.audit.target import CANARY_NORM_OVER_CLIP, attack_target, window
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count
@@ -96,7 +97,7 @@ def test_windows_are_runs_of_rounds_within_the_limit():
     for _ in range(200):
         loss = rng.exponential(size=12) * (rng.random(12) < 0.7)
         limit = rng.exponential() * 3
-        mask = attack.window(loss, limit)
+        mask = window(loss, limit)
         if not loss.any():
             assert mask.all()
             continue
@@ -221,8 +222,8 @@ def test_every_kind_of_plan_holds(few, name):
 def test_softmax_models_hold(examples, promise, rounds):
     """Few rows and many rows are worked out in different ways; examples are clipped in both, in every round."""
     posterior, plan = softmax_of(examples, promise, rounds)
-    goal = attack.attack_target(plan)
-    sides = canary_pair(posterior, goal.device, attack.RAW * 30)
+    goal = attack_target(plan)
+    sides = canary_pair(posterior, goal.device, CANARY_NORM_OVER_CLIP * 30)
     slow, start = (
         attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)),
         jnp.zeros((rounds, 6)),

@@ -15,7 +15,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.apps.audit.attack import attack_target
+from wflmc.apps.audit.target import attack_target
 from wflmc.data.sets import Features, Images
 from wflmc.scenario import build, validate
 from wflmc.scenario.files import load_data

@@ -1,15 +1,11 @@
-"""Attacks on transcripts of the sampler: an empirical lower bound on ε, to hold against what a plan claims."""
+"""Attacks on transcripts of the sampler, which bound ε from below.
 
-from wflmc.apps.audit.attack import above_cap
-from wflmc.apps.audit.run import (
-    ATTACKS,
-    SCOPE,
-    AuditReport,
-    Finding,
-    audit,
-    audit_model,
-    audit_pair,
-)
+The bound is compared with the ε that a plan claims, which is an upper bound.
+"""
+
+from wflmc.apps.audit.report import SCOPE, AuditReport, Finding
+from wflmc.apps.audit.run import ATTACKS, audit, audit_model, audit_pair
+from wflmc.apps.audit.target import above_cap
 
 __all__ = [
     "ATTACKS",

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.apps.audit.attack import Target, transmitted
+from wflmc.apps.audit.attack import SUM_MEMORY, transmitted
+from wflmc.apps.audit.target import Target
 from wflmc.dynamics import Array, overdamped
 from wflmc.planning.plan import Rounds
 from wflmc.posterior import (
@@ -26,22 +27,26 @@ from wflmc.posterior import (
 )
 from wflmc.sampling.kernel import KernelConstants, KernelRounds
 
-MOST_RECORDS = 100_000
+MAX_RECORDS = 100_000
 """Records of a device that are tried at most."""
-MOST_DEVICES = 40_000
+MAX_DEVICES = 40_000
 """Devices that are tried at most."""
 SHORTEST = 16
 """Terms of the shortest sums that are tried."""
 LANES = (1, 8)
 """Sums that a processor may keep side by side: terms are repeated so often."""
 CHAINS = (1, 2)
-"""Chains that are computed together."""
+"""Numbers of chains that are computed together."""
 FEATURE = 2.0**-10
-"""Of a linear model, whose targets make the terms."""
+"""The feature of a linear model, whose targets make the terms; a power of two, so that
+products with it are exact."""
 ROUNDING = 1e-9
 """Relative, of what a sum may be off before it is a finding."""
-MEMORY = 2.0**30
-"""Limit of the sums, in bytes."""
+FLOAT32_SPACING = 2.0**-24
+"""Distance of float32 numbers just below a power of two, relative to it."""
+LARGE_TERM_BITS = 7
+"""Binary digits after the first one of the large terms: few, so that sums of them are
+exact in float32."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,12 @@ class Summation:
 
     @property
     def flagged(self) -> bool:
-        """Whether the sum changes by more than is claimed."""
+        """Return whether the sum changes by more than is claimed.
+
+        A sum is also flagged if its change cannot be compared with the claim because it
+        is not a number. Noise is scaled to the claimed change, so that a flagged sum
+        breaks the promise whatever the error rates of the other attacks are.
+        """
         return not self.ratio <= 1 + ROUNDING
 
     def __str__(self) -> str:
@@ -88,6 +98,11 @@ def neighbours(
 ) -> tuple[Array, Array]:
     """Return terms of two neighbouring sums, which differ in the first one.
 
+    Large terms lead the running sums to either side of a power of two, the peak. Terms
+    of 0.9 of the distance of floats below the peak follow: above it, where floats are
+    twice as far apart, each is rounded away; below it each is rounded to the whole
+    distance. Large terms then lead both sums back to about zero.
+
     Args:
         count: at least 16 for every lane.
         size: the largest magnitude of a term.
@@ -100,21 +115,26 @@ def neighbours(
         Two arrays [count] of numbers of at most `size` in magnitude.
     """
     length = count // lanes
-    unit = 2.0 ** (np.floor(np.log2(size)) - 7)
-    large = np.floor(size / unit) * unit  # of few digits, so that sums of it are exact
+    unit = 2.0 ** (np.floor(np.log2(size)) - LARGE_TERM_BITS)
+    large = np.floor(size / unit) * unit
     peak = 2.0 ** np.floor(np.log2(large * length / 3))
     # From here the first terms lead to either side of the peak.
-    before = peak - large * (1 + neighbour) / 2
-    count_up = int(before // large)
-    spacing = peak * 2.0**-24  # of floats below the peak
-    head = [*[large] * count_up, before - count_up * large]
+    before_peak = peak - large * (1 + neighbour) / 2
+    count_up = int(before_peak // large)
+    remainder_up = before_peak - count_up * large
+    head = [*[large] * count_up, remainder_up]
+    spacing = peak * FLOAT32_SPACING
     drift = (length - 2 * len(head)) * spacing
     # The way down leaves both sums on either side of zero.
-    down = np.floor(max(before - drift / 2, 0.0) / unit) * unit
-    tail = [-(down % large), *[-large] * int(down // large)]
-    small = [-0.9 * spacing] * (length - 1 - len(head) - len(tail))
+    way_down = max(before_peak - drift / 2, 0.0)
+    down = np.floor(way_down / unit) * unit
+    count_down = int(down // large)
+    tail = [-(down % large), *[-large] * count_down]
+    count_small = length - 1 - len(head) - len(tail)
+    small = [-0.9 * spacing] * count_small
     terms = np.zeros((2, count))
-    terms[:, 0] = large, neighbour * large
+    terms[0, 0] = large
+    terms[1, 0] = neighbour * large
     terms[:, lanes : lanes * length] = np.repeat([*head, *small, *tail], lanes)
     return terms[0], terms[1]
 
@@ -122,15 +142,17 @@ def neighbours(
 def linear_terms(terms: Array, devices: int = 1) -> Regression:
     """Return a linear model of one feature whose gradients at θ = 0 are these terms.
 
+    The gradient of a record with feature u and target v is −u v there, so that the
+    targets are −term/u; u is a power of two, and the products are exact.
+
     Args:
         terms: [n].
-        devices: that hold them, in their order.
+        devices: number of devices that hold them, in their order.
     """
-    feature = np.full((terms.size, 1), FEATURE)
     return gaussian_regression(
         jax.random.key(0),
         devices,
-        X=feature,
+        X=np.full((terms.size, 1), FEATURE),
         y=-terms / FEATURE,
         partition="blocks",
     )
@@ -139,11 +161,13 @@ def linear_terms(terms: Array, devices: int = 1) -> Regression:
 def softmax_terms(terms: Array, devices: int = 1) -> Regression:
     """Return a softmax model of two classes, whose gradients have these terms.
 
-    A term is in the gradient of both classes, with opposite signs.
+    At θ = 0 both classes have probability 1/2, so that the gradient of a record with
+    feature 2|t| is ±|t| for the one class and ∓|t| for the other; the label decides the
+    signs. A term is therefore in the gradient twice, with opposite signs.
 
     Args:
         terms: [n].
-        devices: that hold them, in their order.
+        devices: number of devices that hold them, in their order.
     """
     return softmax_regression(
         jax.random.key(0),
@@ -165,15 +189,17 @@ def change(
 ) -> float:
     """Return how far apart what arrives of two posteriors is, without noise.
 
-    All devices send at θ = 0.
+    All devices transmit at θ = 0, with the same thresholds and as strongly as the
+    strongest one.
 
     Args:
         pair: neighbouring posteriors.
         clip: ℓ of all devices.
-        example_clip: c of all devices; infinite: records are not clipped.
+        example_clip: c of all devices; infinite where records are not clipped.
         gain: α.
-        chains: how many are computed together, on which the order of a sum may depend.
-        rounding: how much less clipping acts at, `Plan.rounding`.
+        chains: number of chains that are computed together, on which the order of a sum
+            may depend.
+        rounding: relative margin by which clipping acts below ℓ and c, `Plan.rounding`.
 
     Returns:
         The largest distance over chains.
@@ -187,6 +213,7 @@ def change(
         dynamics=overdamped(),
         example_clip=example_clips if by_example else None,
     )
+    # One round for each chain: they are computed together.
     of_round = np.ones(chains, np.float32)
     rounds = Rounds(
         of_round,
@@ -194,32 +221,49 @@ def change(
         of_round[:, None] * np.float32(all_devices),
         None,
     )
+    kernel_rounds = KernelRounds(rounds, constants)
     start = jnp.zeros((chains, pair[0].dim))
-
-    def signal(side: Regression) -> Array:
-        ready = side.on_accelerator(chains, MEMORY, by_example)
-        return transmitted(ready, KernelRounds(rounds, constants), start).double
-
-    distance = signal(pair[0]) - signal(pair[1])
-    return float(np.linalg.norm(distance, axis=1).max())
+    plus, minus = (
+        transmitted(
+            posterior.on_accelerator(chains, SUM_MEMORY, by_example),
+            kernel_rounds,
+            start,
+        ).double
+        for posterior in pair
+    )
+    distances = np.linalg.norm(plus - minus, axis=1)
+    return float(distances.max())
 
 
 def pairs(count: int, size: float, neighbour: float) -> Iterator[list[Array]]:
-    """Yield neighbours of all lengths up to count, filled up with zeros.
+    """Yield neighbours of several lengths up to a number of terms, padded with zeros.
 
-    Each length is a quarter of the one before.
+    Each length is a quarter of the one before, down to 16 terms for every lane; all
+    pairs have the same shape, so that the same compiled sums serve them.
+
+    Args:
+        count: number of terms, zeros included.
+        size: the largest magnitude of a term.
+        neighbour: the first term of the second sum, over that of the first.
+
+    Yields:
+        Two arrays [count].
     """
     length = count
     while length >= SHORTEST:
         for lanes in LANES:
             if length >= SHORTEST * lanes:
                 sides = neighbours(length, size, neighbour, lanes)
-                yield [np.pad(side, (0, count - length)) for side in sides]
+                yield [np.pad(terms, (0, count - length)) for terms in sides]
         length //= 4
 
 
 def attack_sums(target: Target, posterior: Regression) -> Iterator[Summation]:
     """Search for neighbours whose sums part by more than the plan claims.
+
+    The gain is that of the round in which the device arrives most strongly. There is no
+    randomness in it, and no error probability: a change beyond the claimed sensitivity
+    is a counterexample.
 
     Args:
         target: the plan and the device that is attacked.
@@ -233,26 +277,28 @@ def attack_sums(target: Target, posterior: Regression) -> Iterator[Summation]:
     device = target.device
     clip = float(plan.clip[device])
     example_clip = float(plan.example_clip[device])
-    strongest_round = int(np.argmax(target.signal[:, device]))
-    half_change = float(
-        plan.privacy.half_change(plan.clip[device], plan.example_clip[device]),
-    )
-    gain = float(target.signal[strongest_round, device]) / half_change
-    make: Callable[[Array, int], Regression] = linear_terms
-    norm_of_unit = 1.0
+    largest_signal = float(target.signal[:, device].max())
+    half_change = float(plan.privacy.half_change(clip, example_clip))
+    gain = largest_signal / half_change
+    build: Callable[[Array, int], Regression] = linear_terms
+    norm_of_term = 1.0
     if not isinstance(posterior, GaussianPosterior):
-        make = softmax_terms
-        norm_of_unit = 2**0.5  # a term is in the gradients of two classes
+        build = softmax_terms
+        norm_of_term = 2**0.5  # a term is in the gradients of two classes
     for attacked in _attacked_sums(target, posterior):
+        size = attacked.size / norm_of_term
         changes: list[float] = []
-        for terms in pairs(
-            attacked.terms,
-            attacked.size / norm_of_unit,
-            target.neighbour,
-        ):
-            sides = [make(side, attacked.devices) for side in terms]
+        for terms in pairs(attacked.terms, size, target.neighbour):
+            sides = [build(side, attacked.devices) for side in terms]
             for chains in CHAINS:
-                largest = change(sides, clip, example_clip, gain, chains, plan.rounding)
+                largest = change(
+                    sides,
+                    clip,
+                    example_clip,
+                    gain=gain,
+                    chains=chains,
+                    rounding=plan.rounding,
+                )
                 changes.append(largest)
         if changes:
             ratio = max(changes) / (2 * half_change * gain)
@@ -264,10 +310,10 @@ def _attacked_sums(target: Target, posterior: Regression) -> list[AttackedSum]:
     plan = target.plan
     clip = float(plan.clip[target.device])
     example_clip = float(plan.example_clip[target.device])
-    devices = min(plan.devices, MOST_DEVICES)
+    devices = min(plan.devices, MAX_DEVICES)
     smaller_clip = min(clip, example_clip)
     sums = [AttackedSum("sum over devices", devices, smaller_clip, devices)]
     if plan.privacy.unit == "record":
-        records = min(int(posterior.sizes.max()), MOST_RECORDS)
+        records = min(int(posterior.sizes.max()), MAX_RECORDS)
         sums.append(AttackedSum("sum over records", records, example_clip, 1))
     return sums

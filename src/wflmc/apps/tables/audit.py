@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from wflmc.apps.audit.run import epsilon_by_counting, rate_upper
+from wflmc.apps.audit.error_rates import epsilon_by_counting, rate_upper
 from wflmc.apps.tables.estimators import PrivateClassifier, PrivateRegressor
 from wflmc.dynamics import Array
 
