@@ -1,4 +1,4 @@
-"""Budgets, accountants, what devices are promised, and the ledger of what they have spent."""
+"""Privacy: budgets, accountants, the promise to devices, and the ledger of losses."""
 
 from wflmc.privacy.accountants import ACCOUNTANTS, budget, delta_spent, epsilon_spent
 from wflmc.privacy.ledger import Ledger

@@ -213,10 +213,10 @@ def positive(
     array = np.asarray(values, dtype=float)
     if np.all((array > above) & (array < below)):
         return array
-    allowed = f"a finite number above {above:g}"
+    requirement = f"a finite number above {above:g}"
     if below != np.inf:
-        allowed = f"a number above {above:g} and below {below:g}"
-    raise InputError(name, values, allowed)
+        requirement = f"a number above {above:g} and below {below:g}"
+    raise InputError(name, values, requirement)
 
 
 def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> Array:
@@ -240,7 +240,7 @@ def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> A
 
     Examples:
         >>> budget([1, 8], 0.01).round(4).tolist()
-        [0.11, 2.9983]
+        [0.1418, 2.9983]
     """
     epsilons = positive("epsilon", epsilon)
     deltas = positive("delta", delta, below=1)
