@@ -1,4 +1,4 @@
-"""Making plans: who transmits, how strongly, and what that is worth; one at a time or hundreds for a study."""
+"""Plans from requests: who transmits, how strongly, and what that is worth."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -46,17 +46,34 @@ from wflmc.sums.bound import LARGEST_ROUNDING
 from wflmc.support.errors import InputError
 from wflmc.support.notices import Notice, NoticeCode
 
-PAIR_BYTES, MEMORY = 100, 64_000_000_000
-"""Bytes that planning takes at its peak for a round and a device, and the most that a plan may take."""
+BYTES_PER_ROUND_AND_DEVICE = 100
+"""Memory that planning takes at its peak, as measured."""
+MIN_COUNTED_DEVICES = 3
+"""Numbers for a round alone take as much memory as those of so many devices."""
+MAX_PLAN_BYTES = 64_000_000_000
+"""The most memory that a plan may take at its peak."""
 
-NOTHING = 1e-9
-"""Share of a budget that is rounding, not something left to spend."""
-ACTIVE = 1e-5
+EMPTY_BUDGET_FRACTION = 1e-9
+"""Fraction of a budget that is rounding, not something left to spend."""
+AT_LIMIT_TOLERANCE = 1e-5
 """Relative distance from a limit up to which a round counts as being at it."""
-USUAL_LIMIT = 2.0
-"""The limit on a round's noise for plans by the exact law, which would else make early rounds as loud as they like."""
-TRANSCRIPT_PART = 0.5
-"""The largest part of a budget that a limit on the noise of rounds may take in plans for transcripts."""
+EXACT_NOISE_LIMIT = 2.0
+"""M of a round's noise limit in plans by the exact law, unless the policy has one.
+
+The law knows of no clipping, and would make early rounds noisier than clipped gradients
+can undo.
+"""
+MAX_FLOOR_BUDGET_FRACTION = 0.5
+"""The largest fraction of a budget that a limit on the noise of rounds may take.
+
+It is for plans for transcripts.
+"""
+LONG_STEP_NOISE_LIMIT = 1.0
+"""M of rounds whose step size exceeds that of the kept rounds."""
+MAX_RESPONSE = 1e100
+"""Entries of a chain's law from this size on mean that the chain diverges."""
+ROUNDING_MARGIN = 1e-9
+"""Relative margin by which a limit is widened, so that rounding does not cross it."""
 
 
 def plan(
@@ -86,15 +103,19 @@ def plan(
             `wflmc.planning.defaults`, and a warning says so. Where link and privacy are
             both None the policy is `noiseless`, which does not clip, unless `policy`
             says otherwise.
-        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u rounds; with kinetic dynamics
-            h, below 2/√L. Longer steps are a warning where L is known to be loose. What is left out of these three is
-            chosen as in `wflmc.planning.defaults`, without a promise of privacy and `sampler` with kinetic dynamics.
+        step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u
+            rounds; with kinetic dynamics h, below 2/√L. Longer steps are a warning
+            where L is known to be loose. Where step size, burn-in or samples are left
+            out they are chosen as in `wflmc.planning.defaults`; without a promise of
+            privacy and without `sampler` dynamics are then kinetic.
         burn_in: S_b, rounds that are discarded.
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
         policy: who transmits, and how strongly.
-        ledger: loss that each device has spent before, [K]; the plan makes do with what is left.
-        initial_w2_sq: W2² between start and posterior, where a public value is known; else computed.
+        ledger: privacy loss that each device has spent before, [K]; the plan makes do
+            with what is left of the budgets.
+        initial_w2_sq: W2² between start and posterior, where a public value is known;
+            otherwise it is computed.
 
     Returns:
         The plan, which is all that `wflmc.sample` needs.
@@ -137,31 +158,38 @@ def complete_request(
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
 ) -> PlanRequest:
-    """Return the request of the arguments of `plan`, with what they leave out.
+    """Return the request that stands for the arguments of `plan`.
+
+    Arguments that are left out are filled in as `plan` does: an ideal link, no promise,
+    the policy `noiseless` where both are left out, and the usual step size and numbers
+    of rounds. No plan is made, so that requests can be changed, compared and planned
+    later by `plan_from`.
 
     Args:
         posterior: the model.
-        link: as of `plan`.
-        privacy: as of `plan`.
-        step_size: as of `plan`.
-        burn_in: as of `plan`.
-        samples: as of `plan`.
-        sampler: as of `plan`.
-        policy: as of `plan`.
-        ledger: as of `plan`.
-        initial_w2_sq: as of `plan`.
+        link: the channels; None for an ideal link.
+        privacy: the promise; None promises nothing.
+        step_size: η, a number or [S_b + S_u]; None for the usual one.
+        burn_in: S_b; None for the usual number.
+        samples: S_u; None for the usual number.
+        sampler: the chain, beyond that.
+        policy: who transmits, and how strongly.
+        ledger: privacy loss that each device has spent before, [K].
+        initial_w2_sq: W2² between start and posterior, where a public value is known.
 
     Returns:
-        The request; `plan_from` makes the plan of it.
+        The request, in which only a clip of examples may still be missing.
 
     Raises:
-        InputError: as of `plan`.
+        InputError: an argument is of the wrong kind or out of range.
     """
     check_posterior(posterior)
     if link is None and privacy is None and policy is DEFAULT_POLICY:
         policy = Policy(power="noiseless")
-    link = ideal_link() if link is None else link
-    privacy = Privacy() if privacy is None else privacy
+    if link is None:
+        link = ideal_link()
+    if privacy is None:
+        privacy = Privacy()
     check_kinds(link=link, privacy=privacy, sampler=sampler, policy=policy)
     chain = fill_in_chain(
         posterior,
@@ -188,7 +216,9 @@ def complete_request(
 def plan_from(posterior: Posterior, request: PlanRequest) -> Plan:
     """Make the plan of a request.
 
-    A clip of examples that it lacks is chosen, and a warning says so.
+    It is what `plan` does once all arguments are filled in: choose the active devices,
+    find the power of every round, and add certificate and notices. A clip of examples
+    that the request lacks is chosen here, and a notice says so.
 
     Args:
         posterior: the model, its data split over devices.
@@ -204,12 +234,16 @@ def plan_from(posterior: Posterior, request: PlanRequest) -> Plan:
     privacy = fill_in_example_clip(posterior, request.privacy)
     if privacy is request.privacy:
         return _prepare(posterior, request).plan()
-    result = _prepare(posterior, dataclasses.replace(request, privacy=privacy)).plan()
+    filled_request = dataclasses.replace(request, privacy=privacy)
+    result = _prepare(posterior, filled_request).plan()
     return result.with_notices((*result.notices, example_clip_notice(privacy)))
 
 
 class TrialPlan:
-    """A plan that is only compared with others: made without notices, and when it is asked for.
+    """A plan that is only compared with others.
+
+    It has no notices, and its power is found only when `plan` is called: what is known
+    before, such as the power problem, may rule it out.
 
     Args:
         posterior: the model, its data split over devices.
@@ -221,34 +255,55 @@ class TrialPlan:
 
     def __init__(self, posterior: Posterior, request: PlanRequest) -> None:
         privacy = fill_in_example_clip(posterior, request.privacy)
-        self._planning = _prepare(
-            posterior, dataclasses.replace(request, privacy=privacy)
-        )
+        filled_request = dataclasses.replace(request, privacy=privacy)
+        self._planning = _prepare(posterior, filled_request)
 
     @property
     def problem(self) -> Problem:
-        """What decides the power of its rounds."""
+        """Return the power problem of its rounds, for the devices that are active.
+
+        It has caps, floors, budgets and the coefficients of the bound, and depends on
+        the channels and on the posterior's constants alone. Any power within its
+        limits is a plan.
+        """
         return self._planning.problem
 
     @property
     def weight_received(self) -> Array:
-        """As of `Plan`, [S, K]."""
+        """Return the weights with which gradients enter the update, [S, K].
+
+        They are known before power is: K/K_a of active devices, times |h/ĥ| where
+        devices do not know their channels exactly, and 0 of silent ones; as
+        `Plan.weight_received`.
+        """
         planning = self._planning
         received = 1.0 if planning.received is None else planning.received
         return planning.weight * received
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether its policy is known to stay below the caps and within the budgets of the problem."""
+        """Return whether its policy stays within the caps and budgets of the problem.
+
+        This is known of the policies that come with wflmc. A custom policy may do
+        anything, and bounds that hold for all power within the limits say nothing
+        about it.
+        """
         return self._planning.scheme in POLICIES.values()
 
     def plan(self) -> Plan:
-        """Make the plan.
+        """Find the power of the rounds, and make the plan.
+
+        Unlike `plan_from` it derives no notices, which takes time and serves nobody
+        in a search. Every call solves the problem again.
+
+        Returns:
+            The plan, with its certificate.
 
         Raises:
             InputError: its limits contradict each other.
         """
-        return self._planning.draft(self._planning.allocate(self.problem))
+        allocation = self._planning.allocate(self.problem)
+        return self._planning.draft(allocation)
 
 
 def plan_many(
@@ -264,7 +319,10 @@ def plan_many(
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
 ) -> list[Plan]:
-    """Make one plan for each link, as a study needs them by the hundred.
+    """Make one plan for each link, as studies over many channels need them.
+
+    All other arguments are shared, so that differences between the plans come from
+    the links alone. Nothing is filled in but the clip of examples.
 
     Args:
         posterior: the model, its data split over devices.
@@ -275,11 +333,11 @@ def plan_many(
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
         policy: who transmits, and how strongly.
-        ledger: loss that each device has spent before, [K].
+        ledger: privacy loss that each device has spent before, [K].
         initial_w2_sq: W2² between start and posterior, where a public value is known.
 
     Returns:
-        The plans, in the order of the links.
+        The plans, in the order of the links; none for no links.
 
     Raises:
         InputError: as of `plan`.
@@ -302,45 +360,74 @@ def plan_many(
 
 
 def _prepare(posterior: Posterior, request: PlanRequest) -> "_Planning":
-    """Return everything up to the power of the rounds, with the step sizes of burn-in if they are to be planned."""
+    """Return everything up to the power of the rounds.
+
+    The step sizes of burn-in are planned first, where the request asks for that.
+    """
     _check_size(request, posterior.devices)
-    if request.sampler.step_schedule == "constant":
-        return _Planning(posterior, request)
+    if request.sampler.step_schedule == "planned":
+        return _prepare_with_planned_steps(posterior, request)
+    return _Planning(posterior, request)
+
+
+def _prepare_with_planned_steps(
+    posterior: Posterior, request: PlanRequest
+) -> "_Planning":
+    """Return everything up to the power of rounds whose step sizes are planned."""
     kept_step = float(np.asarray(request.step_size))
+    usual_step = kept_step * (1 + ROUNDING_MARGIN)
     constant = dataclasses.replace(request.sampler, step_schedule="constant")
 
-    def with_steps(steps: Array, *notes: Notice) -> "_Planning":
-        with_these = dataclasses.replace(request, step_size=steps, sampler=constant)
-        return _Planning(posterior, with_these, kept_step * (1 + 1e-9), *notes)
+    def prepare(step_sizes: Array, extra_notices: Sequence[Notice] = ()) -> _Planning:
+        candidate = dataclasses.replace(request, step_size=step_sizes, sampler=constant)
+        return _Planning(
+            posterior,
+            candidate,
+            usual_step=usual_step,
+            extra_notices=extra_notices,
+        )
 
-    steps = plan_steps(
-        lambda steps: with_steps(steps).plan(),
+    step_sizes = plan_steps(
+        lambda candidate: prepare(candidate).plan(),
         kept_step,
         request.burn_in,
         request.samples,
     )
-    if np.ptp(steps) > 0 or request.burn_in == 0:
-        return with_steps(steps)
-    text = "No other step sizes of burn-in were found better: step_schedule = 'planned' has kept the constant one."
-    return with_steps(steps, Notice(NoticeCode.STEPS_NOT_IMPROVED, text))
+    is_constant = np.ptp(step_sizes) == 0
+    if not is_constant or request.burn_in == 0:
+        return prepare(step_sizes)
+    not_improved = Notice(
+        NoticeCode.STEPS_NOT_IMPROVED,
+        "No other step sizes of burn-in were found better: "
+        "step_schedule = 'planned' has kept the constant one.",
+    )
+    return prepare(step_sizes, [not_improved])
 
 
 def _check_size(request: PlanRequest, devices: int) -> None:
-    """Refuse a plan that does not fit into a usual memory, before anything of its size is made."""
+    """Refuse a plan that does not fit into a usual memory.
+
+    This comes before anything of its size is allocated.
+    """
     rounds = request.sampler.start + request.rounds
-    needed = (
-        PAIR_BYTES * rounds * max(devices, 3)
-    )  # there are some numbers for every round alone
-    if needed > MEMORY:
-        name = "samples" if request.samples >= request.burn_in else "burn_in"
-        why = f"planning {rounds:,} rounds of {devices:,} devices takes about {needed / 1e9:,.0f} GB of memory"
-        allowed = f"smaller: {why}, and {MEMORY / 1e9:.0f} GB is the limit. Plan fewer rounds or devices"
-        allowed = f"{allowed}; docs/guides/scale.md has formulas for larger ones"
-        raise InputError(name, getattr(request, name), allowed, section="sampler")
+    counted_devices = max(devices, MIN_COUNTED_DEVICES)
+    required = BYTES_PER_ROUND_AND_DEVICE * rounds * counted_devices
+    if required <= MAX_PLAN_BYTES:
+        return
+    name = "samples" if request.samples >= request.burn_in else "burn_in"
+    raise InputError(
+        name,
+        getattr(request, name),
+        f"smaller: planning {rounds:,} rounds of {devices:,} devices takes about "
+        f"{required / 1e9:,.0f} GB of memory, and {MAX_PLAN_BYTES / 1e9:.0f} GB is the "
+        "limit. Plan fewer rounds or devices; docs/guides/scale.md has formulas for "
+        "larger ones",
+        section="sampler",
+    )
 
 
 class Curvature(NamedTuple):
-    """The constants that a plan takes for the posterior's, and how its rounds contract."""
+    """The constants of the posterior as a plan takes them."""
 
     mu: float
     """μ, the smallest curvature."""
@@ -350,13 +437,13 @@ class Curvature(NamedTuple):
     """Whether L is a bound. A bound that is loose everywhere is no reason to refuse
     steps that are stable along a chain: these are then taken to be stable."""
     contraction: Contraction
-    """Of every round."""
+    """How every round contracts."""
 
 
 class Channels(NamedTuple):
     """The link as devices know it."""
 
-    known: Gains
+    known_gains: Gains
     """Gains that devices know, from round 0 on, [start + S, K]."""
     received: Array | None
     """|h/ĥ| of the plan's rounds, [S, K]; None where devices know their channels."""
@@ -370,6 +457,7 @@ class Participation(NamedTuple):
     """Who transmits in every round."""
 
     rule: schedule.Rule
+    """The rule that decides it."""
     schedule: schedule.Schedule
     """Active devices and thresholds."""
     scale: Array
@@ -379,32 +467,34 @@ class Participation(NamedTuple):
 
 
 class _Planning:
-    """Participation, budgets and the power problem of a plan; `finish` makes the plan of its solution.
+    """Participation, budgets and the power problem of a plan.
+
+    `finish` makes the plan of a solution of the problem.
 
     Args:
         posterior: the model.
         request: what the plan is made for.
         usual_step: rounds with a larger step size than this may not be noisier than
             clipped gradients can undo.
-        notes: notices of the plan beside those about its numbers.
+        extra_notices: notices of the plan beside those about its numbers.
     """
 
     def __init__(
         self,
         posterior: Posterior,
         request: PlanRequest,
+        *,
         usual_step: float = np.inf,
-        *notes: Notice,
+        extra_notices: Sequence[Notice] = (),
     ) -> None:
         self.posterior = posterior
         self.request = request
         self.link = request.link
         self.privacy = request.privacy
-        self.notes = notes
+        self.extra_notices = extra_notices
         self.scheme = policy_named(request.policy.power)
-        self.step_size = np.asarray(request.step_size, dtype=float) * np.ones(
-            request.rounds
-        )
+        step_size = np.asarray(request.step_size, dtype=float)
+        self.step_size = step_size * np.ones(request.rounds)
         self.clip = self.privacy.clips(posterior.devices)
         self.example_clip = self.privacy.example_clips(posterior.devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
@@ -419,10 +509,10 @@ class _Planning:
         self.received = channels.received
         self.uncertainty = channels.uncertainty
         self.downlink_noise = channels.downlink_noise
-        self.known = channels.known[request.sampler.start :]
-        self.gains = np.abs(self.known).astype(float)
+        self.known_gains = channels.known_gains[request.sampler.start :]
+        self.gains = np.abs(self.known_gains).astype(float)
 
-        participation = self._participation(channels.known)
+        participation = self._participation(channels.known_gains)
         self.rule = participation.rule
         self.schedule = participation.schedule
         self.scale = participation.scale
@@ -432,131 +522,128 @@ class _Planning:
         self.problem = self._problem(usual_step)
 
     def plan(self) -> Plan:
-        """Solve it."""
+        """Find the power of every round, and make the plan with its notices."""
         return self.finish(self.allocate(self.problem))
 
     def _rounding(self) -> float:
-        """Return e of `Plan.rounding`; where float32 would blur more than a little, the plan is refused."""
-        # What rounding may add to a change is the same for all neighbours, which may differ by less than 2 min(c, ℓ).
+        """Return e of `Plan.rounding`.
+
+        Where float32 would blur sums by more than a little, the plan is refused.
+        """
+        # What rounding may add to a change is the same for all neighbours, which may
+        # differ by less than 2 min(c, ℓ).
         smaller_clip = np.minimum(self.clip, self.example_clip)
         sensitivity = self.privacy.sensitivity(self.posterior.devices)
         largest_ratio = float(np.max(smaller_clip / sensitivity))
-        rounding = (
-            largest_ratio * self.posterior.rounding(self.clip, self.example_clip).total
+        error = self.posterior.rounding(self.clip, self.example_clip)
+        rounding = largest_ratio * error.total
+        if rounding <= LARGEST_ROUNDING:
+            return rounding
+        name = "clip"
+        clips = self.clip
+        if np.isfinite(self.example_clip).any():
+            name = "example_clip"
+            clips = self.example_clip
+        raise InputError(
+            name,
+            np.unique(clips).tolist(),
+            "nearer to one another and to clip: a float32 sum hides a change of "
+            f"{smaller_clip.min():.3g} only to within {rounding:.0%}",
+            section="privacy",
         )
-        if rounding > LARGEST_ROUNDING:
-            name = "example_clip" if np.isfinite(self.example_clip).any() else "clip"
-            why = f"a float32 sum hides a change of {smaller_clip.min():.3g} only to within {rounding:.0%}"
-            raise InputError(
-                name,
-                np.unique(getattr(self, name)).tolist(),
-                f"nearer to one another and to clip: {why}",
-                section="privacy",
-            )
-        return rounding
 
-    def _participation(self, known: Gains) -> Participation:
+    def _participation(self, known_gains: Gains) -> Participation:
         """Choose the active devices of every round.
 
         Args:
-            known: gains from round 0 on, [start + S, K].
+            known_gains: gains from round 0 on, [start + S, K].
         """
-        rule, chosen = self._rule_and_schedule(known)
+        rule = self._rule()
+        if rule.name == "unbiased":
+            senders = self.request.policy.senders
+            chosen_senders = causal.choose_senders(senders, self.link, rule)
+            rule = dataclasses.replace(rule, senders=chosen_senders)
+            ranking = self.link.ranking(known_gains)
+            chosen = rule(self.gains, ranking.last_rounds(len(self.gains)))
+        else:
+            chosen = rule(self.gains)
         scale = self.posterior.devices / chosen.active.sum(-1)
         weight = chosen.active * scale[:, None]
         return Participation(rule=rule, schedule=chosen, scale=scale, weight=weight)
 
-    def _rule_and_schedule(
-        self, known: Gains
-    ) -> tuple[schedule.Rule, schedule.Schedule]:
-        """Return the rule of participation, and what it decides for these gains."""
-        link = self.link
+    def _rule(self) -> schedule.Rule:
+        """Return the rule of participation, which has yet to choose its senders."""
         policy = self.request.policy
+        devices = self.posterior.devices
         dim = self.posterior.dim
-        rule = schedule.Rule(
-            policy.schedule if self.scheme.wireless else "all",
-            self.clip,
-            dim * link.snr(self.clip.size) / self.clip**2,
-            self.request.sampler.motion.noise_step(self.step_size),
-            # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
-            float(dim) if policy.bound == "corrected" else 1.0,
-            self.uncertainty,
-        )
-        if rule.name != "unbiased":
-            return rule, rule(self.gains)
-        rule = dataclasses.replace(
-            rule, senders=causal.choose_senders(policy.senders, link, rule)
-        )
-        quality, lots = link.quality(known)
-        rounds = len(self.gains)
-        return rule, schedule.by_quality(
-            quality[-rounds:], lots[-rounds:], rule.senders
+        motion = self.request.sampler.motion
+        # The paper prints β̃ where E‖√β̃ Δ‖² = m β̃ (Lemma 1).
+        noise_weight = float(dim) if policy.bound == "corrected" else 1.0
+        return schedule.Rule(
+            name=policy.schedule if self.scheme.wireless else "all",
+            clip=self.clip,
+            reach=dim * self.link.snr(devices) / self.clip**2,
+            step_size=motion.noise_step(self.step_size),
+            weight=noise_weight,
+            uncertainty=self.uncertainty,
         )
 
     def _spent_before(self) -> Array:
-        """Return the loss spent before, [K]."""
+        """Return the privacy loss spent before, [K]."""
         ledger = self.request.ledger
         devices = self.posterior.devices
-        spent = np.zeros(devices) if ledger is None else np.asarray(ledger, dtype=float)
-        if spent.shape != (devices,) or not np.all((spent >= 0) & np.isfinite(spent)):
-            raise InputError(
-                "ledger",
-                ledger,
-                f"{devices} finite losses of at least 0, one per device",
-            )
+        if ledger is None:
+            return np.zeros(devices)
+        spent = np.asarray(ledger, dtype=float)
+        is_loss = (spent >= 0) & np.isfinite(spent)
+        if spent.shape != (devices,) or not np.all(is_loss):
+            expected = f"{devices} finite losses of at least 0, one per device"
+            raise InputError("ledger", ledger, expected)
         return spent
 
     def _budget(self) -> Array:
-        """Return B_k = (R_k − ledger_k)/(2 sensitivity_k²), [K], over the square of the channels' uncertainty."""
+        """Return B_k = (R_k − ledger_k)/(2 s_k²), [K], with s_k the sensitivity.
+
+        It is divided by the square of the channels' uncertainty.
+        """
         devices = self.posterior.devices
         if not self.scheme.private:
             return np.full(devices, np.inf)
-        whole = self.privacy.budget(devices)
-        left = whole - self.ledger
-        empty = np.flatnonzero(
-            left <= NOTHING * np.where(np.isfinite(whole), whole, 0.0)
-        )
-        if empty.size:
-            first = empty[0]
-            spent = f"a loss of {self.ledger[first]:.6g} for device {first}"
-            allowed = (
-                f"below its budget of {whole[first]:.6g}: nothing is left to spend"
+        total = self.privacy.budget(devices)
+        remaining = total - self.ledger
+        finite_total = np.where(np.isfinite(total), total, 0.0)
+        exhausted = np.flatnonzero(remaining <= EMPTY_BUDGET_FRACTION * finite_total)
+        if exhausted.size:
+            device = exhausted[0]
+            raise InputError(
+                "ledger",
+                f"a loss of {self.ledger[device]:.6g} for device {device}",
+                f"below its budget of {total[device]:.6g}: nothing is left to spend",
             )
-            raise InputError("ledger", spent, allowed)
-        return left / (2 * self.privacy.sensitivity(devices) ** 2) / self.uncertainty**2
+        sensitivity = self.privacy.sensitivity(devices)
+        return remaining / (2 * sensitivity**2) / self.uncertainty**2
 
     def _problem(self, usual_step: float) -> Problem:
         """State the power problem."""
-        posterior = self.posterior
         policy = self.request.policy
-        step_size = self.step_size
-        active = self.schedule.active
         by_law = policy.objective == "exact"
         budget = self._budget()
-        power_cap = np.full(step_size.size, np.inf)
-        if self.scheme.wireless:
-            power_cap = self.rule.power_cap(self.gains, active)
+        power_cap = self._power_cap()
         noise_limit = self._noise_limit(power_cap, budget)
-        limit = np.where(
-            step_size > usual_step, np.minimum(noise_limit, 1.0), noise_limit
-        )
-        error = self.rule.error(active)
-        if (
-            self.downlink_noise
-        ):  # what noise in the received θ adds to a gradient, on average
-            error = error + self.downlink_noise * posterior.downlink_error(self.weight)
+        long_step_limit = np.minimum(noise_limit, LONG_STEP_NOISE_LIMIT)
+        is_long = self.step_size > usual_step
+        limit = np.where(is_long, long_step_limit, noise_limit)
         return Problem(
             contraction=self.contraction,
-            step_size=step_size,
+            step_size=self.step_size,
             scale=self.scale,
             contracts=self.contracts,
             burn_in=self.request.burn_in,
             objective=policy.objective,
             start=self._initial_w2_sq(),
-            error=discretization_error(step_size, self.L, posterior.dim)
-            + step_size**2 * error,
+            error=self._error(),
             noise_weight=self.rule.weight,
-            active=active,
+            active=self.schedule.active,
             budget=budget,
             power_cap=power_cap,
             floor=self._floor(limit),
@@ -566,6 +653,27 @@ class _Planning:
             response=self._response() if by_law else None,
             fills_up=not by_law or not self.scheme.optimal,
         )
+
+    def _power_cap(self) -> Array:
+        """Return the largest a = α²/N0 that the weakest active device affords, [S]."""
+        if not self.scheme.wireless:
+            return np.full(self.step_size.size, np.inf)
+        return self.rule.power_cap(self.gains, self.schedule.active)
+
+    def _error(self) -> Array:
+        """Return the error of every round that power does not change, [S].
+
+        It is in the units of `Problem.error`.
+        """
+        posterior = self.posterior
+        step_size = self.step_size
+        gradient_error = self.rule.error(self.schedule.active)
+        if self.downlink_noise:
+            # What noise in the received θ adds to a gradient, on average.
+            per_unit = posterior.downlink_error(self.weight)
+            gradient_error = gradient_error + self.downlink_noise * per_unit
+        discretization = discretization_error(step_size, self.L, posterior.dim)
+        return discretization + step_size**2 * gradient_error
 
     def _floor(self, limit: ArrayLike) -> Array:
         """Return the power at which a round's noise is at a limit, a[S].
@@ -586,24 +694,26 @@ class _Planning:
             budget: B_k, [K].
         """
         policy = self.request.policy
-        active = self.schedule.active
         if policy.max_round_noise is not None:
             return policy.max_round_noise
         if not self.scheme.optimal:
             return np.inf
+        active = self.schedule.active
         if policy.objective == "exact":
-            floor = self._floor(USUAL_LIMIT)
-            affordable = np.all(floor <= power_cap) and np.all(floor @ active <= budget)
-            return USUAL_LIMIT if affordable else np.inf
+            floor = self._floor(EXACT_NOISE_LIMIT)
+            has_power = np.all(floor <= power_cap)
+            is_affordable = has_power and np.all(floor @ active <= budget)
+            return EXACT_NOISE_LIMIT if is_affordable else np.inf
         if policy.objective == "transcript":
             floor = self._floor(1.0)
             of_power = (floor / power_cap).max()
-            of_budget = (floor @ active / budget).max() / TRANSCRIPT_PART
-            return max(1.0, float(np.max((of_power, of_budget))) ** 0.5 * (1 + 1e-9))
+            of_budget = (floor @ active / budget).max() / MAX_FLOOR_BUDGET_FRACTION
+            excess = float(np.max((of_power, of_budget)))
+            return max(1.0, excess**0.5 * (1 + ROUNDING_MARGIN))
         return np.inf
 
     def _initial_w2_sq(self) -> float:
-        """Return W2² between start and posterior; nan where there is no bound to use it."""
+        """Return W2² between start and posterior; nan where no bound uses it."""
         if self.request.initial_w2_sq is not None:
             return self.request.initial_w2_sq
         if not self.contracts:
@@ -611,66 +721,69 @@ class _Planning:
         return self.posterior.initial_w2_sq(self.request.sampler.init)
 
     def _response(self) -> Response:
-        """Return how the kept rounds' law answers to this plan's noise, by the proxy or the posterior itself."""
-        proxy = self.request.policy.proxy
+        """Return how the law of the kept rounds depends on this plan's noise.
+
+        It is computed by the proxy, or else by the posterior itself.
+        """
         sampler = self.request.sampler
-        burn_in = self.request.burn_in
+        earlier = sampler.before
         step_size = self.step_size
         weight = self.weight
-        before = sampler.before
-        if before is not None:
-            step_size = np.append(before.step_size, step_size)
-            weight = np.concatenate([before.weight, weight])
-            burn_in += len(before.rounds)
+        burn_in = self.request.burn_in
+        if earlier is not None:
+            step_size = np.append(earlier.step_size, step_size)
+            weight = np.concatenate([earlier.weight, weight])
+            burn_in += len(earlier.rounds)
         motion = Motion(
-            step_size, weight, sampler.init, sampler.motion, self.downlink_noise
+            step_size=step_size,
+            weight=weight,
+            init=sampler.init,
+            dynamics=sampler.motion,
+            downlink=self.downlink_noise,
         )
-        respond = (
-            self.posterior.response
-            if proxy is None
-            else partial(proxy.response, self.posterior.dim)
-        )
+        respond = self.posterior.response
+        proxy = self.request.policy.proxy
+        if proxy is not None:
+            respond = partial(proxy.response, self.posterior.dim)
         response: Response = respond(motion, burn_in)
-        parts = (response.effect, response.covariance, response.shift)
-        if not all(np.all(np.abs(part) < 1e100) for part in parts):
-            allowed = "worst or average here: the chain diverges and its law overflows"
-            raise InputError("objective", "exact", allowed, section="policy")
-        return (
-            response if before is None else continued(response, before.noise_variance)
-        )
+        _check_response(response)
+        if earlier is None:
+            return response
+        return continued(response, earlier.noise_variance)
 
     @property
     def allocate(self) -> Callable[[Problem], Allocation]:
         """How the power of the rounds is found."""
         if self.request.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
-        usual = discretization_error(self.step_size, self.L, self.posterior.dim)[-1]
+        dim = self.posterior.dim
+        discretization = discretization_error(self.step_size, self.L, dim)
         forecast = causal.Forecast(
-            self.link.fading.law, self.rule, self.known, float(usual)
+            self.link.fading.law,
+            self.rule,
+            self.known_gains,
+            float(discretization[-1]),
         )
-        return causal.causally(self.scheme.allocate, forecast)
+        return causal.without_foresight(self.scheme.allocate, forecast)
 
     def finish(self, allocation: Allocation) -> Plan:
         """Make the plan of an allocation, with its certificate and its notices."""
         plan = self.draft(allocation)
-        wireless_link = self.link if self.scheme.wireless else None
-        about_inputs = notices.input_notices(
-            self.posterior, wireless_link, self.privacy
-        )
+        link = self.link if self.scheme.wireless else None
+        about_inputs = notices.input_notices(self.posterior, link, self.privacy)
         about_plan = notices.plan_notices(
             self.posterior, plan, self.problem, self.request
         )
-        return plan.with_notices((*about_inputs, *about_plan, *self.notes))
+        return plan.with_notices((*about_inputs, *about_plan, *self.extra_notices))
 
     def draft(self, allocation: Allocation) -> Plan:
         """Make the plan of an allocation, with its certificate but without notices."""
-        problem = self.problem
         a = allocation.a
         rounds = Rounds(
             step_size=self.step_size,
             gain=np.sqrt(a * self.link.noise_power),
             weight=self.weight,
-            server_noise=problem.server_noise(a),
+            server_noise=self.problem.server_noise(a),
             received=self.received,
         )
         return Plan(rounds, self._certificate(allocation), self._context())
@@ -703,8 +816,10 @@ class _Planning:
         if problem.objective == "transcript":
             return 1 / information(problem, a)
         if problem.response is not None:
-            noise = (problem.kick * problem.scale) ** 2 / a + problem.server_noise(a)
-            return float(exact.distances(problem.response)(noise).max())
+            channel_noise = (problem.kick * problem.scale) ** 2 / a
+            noise = channel_noise + problem.server_noise(a)
+            distances = exact.distances(problem.response)
+            return float(distances(noise).max())
         return np.nan if bound is None else problem.value(bound)
 
     def _context(self) -> Context:
@@ -746,15 +861,30 @@ def _curvature(posterior: Posterior, motion: Dynamics, step_size: Array) -> Curv
     mu = float(posterior.mu)
     L = float(posterior.L)
     if not 0 < mu <= L:
-        raise InputError(
-            "mu", mu, f"above 0 and at most L = {L:g}", section="posterior"
-        )
-    longest = float(motion.stretching_step(step_size).max())
-    stable = 1 / longest if longest > 0 else np.inf  # steps of 0 are refused below
-    contracts = not (posterior.curvature_is_loose and mu <= stable <= L / 2)
+        expected = f"above 0 and at most L = {L:g}"
+        raise InputError("mu", mu, expected, section="posterior")
+    longest_step = float(motion.stretching_step(step_size).max())
+    stable = np.inf  # steps of 0 are refused below
+    if longest_step > 0:
+        stable = 1 / longest_step
+    exceeds_loose_bound = mu <= stable <= L / 2
+    contracts = not (posterior.curvature_is_loose and exceeds_loose_bound)
     if not contracts:
         L = stable
-    return Curvature(mu, L, contracts, motion.contraction(step_size, mu, L))
+    contraction = motion.contraction(step_size, mu, L)
+    return Curvature(mu=mu, L=L, contracts=contracts, contraction=contraction)
+
+
+def _check_response(response: Response) -> None:
+    """Refuse the exact objective for a chain that diverges."""
+    for part in (response.effect, response.covariance, response.shift):
+        if not np.all(np.abs(part) < MAX_RESPONSE):
+            raise InputError(
+                "objective",
+                "exact",
+                "worst or average here: the chain diverges and its law overflows",
+                section="policy",
+            )
 
 
 def _channels(
@@ -769,16 +899,21 @@ def _channels(
         scheme: the policy; on an ideal link channels are known and the broadcast has
             no noise.
     """
-    first = request.sampler.start
-    gains = link.gains(first + request.rounds, posterior.devices)
+    first_round = request.sampler.start
+    gains = link.gains(first_round + request.rounds, posterior.devices)
     if not scheme.wireless:
         return Channels(gains, received=None, uncertainty=1.0, downlink_noise=0.0)
-    downlink_noise = link.downlink_noise * posterior.prior_power
+    known_gains = gains
+    received = None
     mismatch = link.mismatch(*gains.shape)
-    if mismatch is None:
-        return Channels(gains, None, link.uncertainty, downlink_noise)
+    if mismatch is not None:
+        known_gains = gains / mismatch
+        received = mismatch[first_round:]
     return Channels(
-        gains / mismatch, mismatch[first:], link.uncertainty, downlink_noise
+        known_gains=known_gains,
+        received=received,
+        uncertainty=link.uncertainty,
+        downlink_noise=link.downlink_noise * posterior.prior_power,
     )
 
 
@@ -804,8 +939,8 @@ def _regime(
     """
     if problem.objective in ("exact", "transcript") or not is_static(problem):
         return None
-    equal_share = tightest(problem) / problem.rounds
-    theorem = str(regime(problem.lmc_cap[0], problem.power_cap[0], equal_share))
+    equal_part = tightest(problem) / problem.rounds
+    theorem = str(regime(problem.lmc_cap[0], problem.power_cap[0], equal_part))
     if scheme.optimal:
         return theorem
     limits = {LIMITS[index] for index in limit}
@@ -825,10 +960,9 @@ def _limit(
 
     In this order: a round has the noise that Langevin sampling needs; or it is at the
     power limit of its weakest sender; or privacy holds it back, because a sender spends
-    its whole budget over the rounds or the round takes all of its part of one. A round
-    that none of these holds back has, of an optimum, the noise that the objective
-    wants: more power would not lower it. Any other policy could have sent more
-    strongly.
+    its whole budget over the rounds or the round takes all of its part of one. An
+    optimum that none of these holds back has the noise that the objective wants: more
+    power would not lower it. Any other policy could have transmitted with more power.
 
     Args:
         problem: the power problem.
@@ -840,18 +974,20 @@ def _limit(
     Returns:
         Indices into LIMITS, [S].
     """
-    spent = a @ problem.active >= (1 - ACTIVE) * problem.budget
-    exhausted = (problem.active & spent).any(-1)
+    nearly = 1 - AT_LIMIT_TOLERANCE
+    has_spent_all = a @ problem.active >= nearly * problem.budget
+    is_exhausted = (problem.active & has_spent_all).any(-1)
     # An optimum takes equal parts only where there is no bound.
     takes_parts = not scheme.optimal or not problem.contracts
-    at_part = takes_parts & np.isclose(a, equal_parts(problem), rtol=ACTIVE, atol=0.0)
+    parts = equal_parts(problem)
+    is_at_part = takes_parts & np.isclose(a, parts, rtol=AT_LIMIT_TOLERANCE, atol=0.0)
     shares_budget = scheme.shares_budget or (causal and scheme.optimal)
-    kept_back = scheme.private and shares_budget and problem.fills_up
-    at_budget = exhausted | at_part | kept_back
-    at_power = a >= (1 - ACTIVE) * problem.power_cap
-    at_lmc = problem.fills_up & (a >= (1 - ACTIVE) * problem.lmc_cap)
+    is_held_back = scheme.private and shares_budget and problem.fills_up
+    is_at_budget = is_exhausted | is_at_part | is_held_back
+    is_at_power = a >= nearly * problem.power_cap
+    is_at_lmc = problem.fills_up & (a >= nearly * problem.lmc_cap)
     return np.select(
-        [at_lmc, at_power, at_budget],
+        [is_at_lmc, is_at_power, is_at_budget],
         [LIMITS.index(LMC), LIMITS.index(POWER), LIMITS.index(DP)],
         default=LIMITS.index(LMC if scheme.optimal else POLICY),
     )
