@@ -18,8 +18,10 @@ from wflmc import InputError
 from wflmc.apps.tables import folder
 from wflmc.apps.tables import settings as chosen
 from wflmc.apps.tables.cells import NameIndex
+from wflmc.apps.tables.description import make_schema
+from wflmc.apps.tables.encoding import encode, outcomes
 from wflmc.apps.tables.folder import FitRequest, fit_table
-from wflmc.apps.tables.tables import as_frame, encode, make_schema, outcomes
+from wflmc.apps.tables.reading import as_frame
 from wflmc.posterior.inputs import as_classes
 from wflmc.scenario import load_data
 
@@ -525,7 +527,7 @@ def test_a_number_that_is_two_codes_is_refused():
     np.testing.assert_array_equal(read_table(text, declared)[0], [[0, 1, 0], [0, 0, 1]])
     assert read_table(pandas.DataFrame({"x": [1, 7], "y": CLASSES}), declared) is None
     index = NameIndex(["1.0", "+1"])
-    assert [index.place(name) for name in ("1", "1.0", "True", "+1")] == [0, 0, 0, 1]
+    assert [index.index_of(name) for name in ("1", "1.0", "True", "+1")] == [0, 0, 0, 1]
 
 
 def test_tables_without_plain_columns_are_refused():

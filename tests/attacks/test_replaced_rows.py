@@ -14,7 +14,9 @@ import pytest
 
 from tests.conftest import FULL
 from wflmc import InputError
-from wflmc.apps.tables.tables import as_frame, encode, make_schema, outcomes
+from wflmc.apps.tables.description import make_schema
+from wflmc.apps.tables.encoding import encode, outcomes
+from wflmc.apps.tables.reading import as_frame
 from wflmc.posterior.inputs import as_classes
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")

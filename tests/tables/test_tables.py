@@ -11,17 +11,11 @@ import numpy as np
 import pytest
 
 from wflmc import InputError
-from wflmc.apps.tables import tables
-from wflmc.apps.tables.tables import (
-    Schema,
-    as_frame,
-    device_names,
-    encode,
-    make_schema,
-    outcomes,
-    owners,
-    read_table,
-)
+from wflmc.apps.tables import reading
+from wflmc.apps.tables.description import make_schema
+from wflmc.apps.tables.encoding import device_names, encode, outcomes, owners
+from wflmc.apps.tables.reading import as_frame, read_table
+from wflmc.apps.tables.schema import Schema
 
 pandas = pytest.importorskip("pandas")
 
@@ -162,7 +156,7 @@ def test_a_missing_package_is_one_sentence(monkeypatch, tmp_path):
     def absent(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(tables, "import_module", absent)
+    monkeypatch.setattr(reading, "import_module", absent)
     with refused("pandas is missing", r"pip install 'wflmc\[tables\]'"):
         read_table(tmp_path / "t.csv")
 
@@ -219,7 +213,7 @@ def test_frames_that_convert_themselves(monkeypatch):
         def to_pandas(self):
             return patients()
 
-    monkeypatch.setattr(tables, "import_module", lambda name: pandas)
+    monkeypatch.setattr(reading, "import_module", lambda name: pandas)
     pandas.testing.assert_frame_equal(as_frame(Other()), patients())
 
 

@@ -1,6 +1,5 @@
-"""Reading and writing the files a scenario names: TOML, data sets, JSON."""
+"""Reading and writing the files that a scenario names: TOML, data sets, JSON."""
 
-import csv
 import hashlib
 import json
 import math
@@ -9,13 +8,15 @@ import tomllib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.data.sets import SHA256, Features, check_shapes
 from wflmc.scenario.gains import split_variable
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
+from wflmc.support.delimited import TextRow, parse_finite, split_rows
 from wflmc.support.errors import InputError
 from wflmc.support.plugins import is_own_model
 from wflmc.support.storage import read_arrays, read_lines
@@ -28,125 +29,189 @@ FILES = ("posterior.data", "posterior.model", "link.gains")
 """Keys that may name a file."""
 MAX_LABEL_LENGTH = 1000
 """Characters of a label: an array of text is as wide as its longest one."""
+TARGET_NAME = "y"
+"""The column of a CSV that holds the targets or labels."""
 
 
 def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scenario:
-    """Return a validated scenario from a TOML file, with `section.key=value` overrides; paths become absolute."""
+    """Read and validate a scenario file.
+
+    Paths in the file are relative to its folder, and become absolute. A Python file
+    (`.py`) stands for a scenario whose model is its function `build`, with every other
+    key at its default.
+
+    Args:
+        path: of the TOML file, in UTF-8, or of the Python file; `~` is expanded.
+        overrides: texts of the form `section.key=value`, which replace what the file
+            has; the last one of a key counts. A value that is not TOML is a text.
+
+    Returns:
+        The validated scenario.
+
+    Raises:
+        InputError: the file cannot be read, is no valid TOML, or a key or value of it
+            or of an override is not allowed.
+    """
     file = Path(path).expanduser()
-    # A model of one's own has everything else by default.
-    content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
-    if file.suffix != ".py":
-        with _reading("scenario", path, "a TOML file in UTF-8"):
-            text = file.read_text(encoding="utf-8-sig")
-        try:
-            content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(
-                "scenario",
-                str(path),
-                f"valid TOML: {str(error)[:1].lower()}{str(error)[1:]}",
-            ) from None
-        except (ValueError, RecursionError):  # thousands of digits, or of brackets
-            raise InputError(
-                "scenario", str(path), "TOML with numbers and lists of moderate length"
-            ) from None
-    for text in overrides or []:
-        _override(content, text)
-    scenario, folder = validate(content), file.resolve().parent
-    paths = _paths(scenario).items()
-    return with_values(
-        scenario, {key: _absolute(folder, key, path) for key, path in paths}
-    )
+    if file.suffix == ".py":
+        content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
+    else:
+        content = _read_toml(file, str(path))
+    for override in overrides or []:
+        _override(content, override)
+    scenario = validate(content)
+    folder = file.resolve().parent
+    absolute_paths = {
+        key: _absolute(folder, key, name) for key, name in _paths(scenario).items()
+    }
+    return with_values(scenario, absolute_paths)
+
+
+def _read_toml(file: Path, shown_path: str) -> dict[str, Any]:
+    """Return the content of a TOML file; errors name it by the path that was passed."""
+    with _reading("scenario", shown_path, "a TOML file in UTF-8"):
+        text = file.read_text(encoding="utf-8-sig")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        problem = message[:1].lower() + message[1:]
+        raise InputError("scenario", shown_path, f"valid TOML: {problem}") from None
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        requirement = "TOML with numbers and lists of moderate length"
+        raise InputError("scenario", shown_path, requirement) from None
 
 
 def _absolute(folder: Path, key: str, path: str) -> str:
-    """Return a path as it is from a folder; the variable behind that of gains is left as it is."""
+    """Return a path relative to a folder as an absolute one.
+
+    The variable behind a path of gains is left as it is.
+    """
     if key != "link.gains":
         return str(folder / os.path.expanduser(path))
     gains = split_variable(path)
-    return str(gains._replace(path=str(folder / os.path.expanduser(gains.path))))
+    file = folder / os.path.expanduser(gains.path)
+    return str(gains._replace(path=str(file)))
 
 
 def _paths(scenario: Scenario) -> dict[str, str]:
     """Return the files that a scenario names, by key."""
-    files = {
-        f"posterior.{name}": getattr(scenario.posterior, name)
-        for name in ("data", "whiten_from")
-    }
-    named = {
-        "link.gains": scenario.link.gains,
-        **{key: path for key, path in files.items() if is_data_path(path)},
-    }
-    if is_own_model(scenario.posterior.model):
-        named["posterior.model"] = scenario.posterior.model
-    return {key: path for key, path in named.items() if path}
+    section = scenario.posterior
+    paths = {}
+    if scenario.link.gains:
+        paths["link.gains"] = scenario.link.gains
+    if is_data_path(section.data):
+        paths["posterior.data"] = section.data
+    if is_data_path(section.whiten_from):
+        paths["posterior.whiten_from"] = section.whiten_from
+    if is_own_model(section.model):
+        paths["posterior.model"] = section.model
+    return paths
 
 
 @contextmanager
-def _reading(key: str, path: str | Path, wanted: str) -> Iterator[None]:
-    """Refuse a file that cannot be read, or has something else in it; what, never shows."""
+def _reading(key: str, path: str | Path, requirement: str) -> Iterator[None]:
+    """Refuse a file that cannot be read or holds something else, which never shows."""
     try:
         yield
     except InputError:
         raise
     except OSError as error:
-        raise InputError(
-            key,
-            str(path),
-            f"{wanted} that can be read ({error.strerror or 'it is damaged'})",
-        ) from None
-    except Exception:  # a corrupt file can fail in a dozen ways, all of which mean the same to its owner
-        raise InputError(key, str(path), wanted) from None
+        reason = error.strerror or "it is damaged"
+        readable = f"{requirement} that can be read ({reason})"
+        raise InputError(key, str(path), readable) from None
+    except Exception:  # a corrupt file can fail in a dozen ways, with one meaning
+        raise InputError(key, str(path), requirement) from None
 
 
-def _override(content: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
+def _override(content: dict[str, Any], override: str) -> None:
+    """Put the value of `section.key=value` into the content of a scenario file."""
+    key, equals, value = override.partition("=")
     section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name) or "\n" in value:
-        raise InputError(
-            "--set", text, "one key and one value, of the form section.key=value"
-        )
+    is_complete = equals and dot and section and name
+    if not is_complete or "\n" in value:
+        requirement = "one key and one value, of the form section.key=value"
+        raise InputError("--set", override, requirement)
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         parsed = value.strip()  # a bare word such as `equal` is a text
     table = content.setdefault(section, {})
     if not isinstance(table, dict):
-        raise InputError(
-            section, table, f"a section: write [{section}] and its keys below it"
-        )
+        requirement = f"a section: write [{section}] and its keys below it"
+        raise InputError(section, table, requirement)
     table[name] = parsed
 
 
 def is_data_path(data: str) -> bool:
-    """Return whether `posterior.data` names a file."""
+    """Return whether a value of `posterior.data` names a file of data.
+
+    Args:
+        data: the value: the name of a built-in data set, or a path.
+
+    Returns:
+        Whether it ends in .npz or .csv, in upper or lower case. Whether such a file
+        exists is not looked at.
+    """
     return data.lower().endswith(DATA_SUFFIXES)
 
 
 def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str, str]:
-    """Return the SHA-256 of the files that some keys of a scenario name, by key.
+    """Compute the SHA-256 of the files that some keys of a scenario name.
 
-    That of private data is a test for guesses: it must not be published.
+    By these digests a report recognizes files of another run. The digest of private
+    data is a test for guesses of them: it must not be published.
+
+    Args:
+        scenario: with absolute paths, as `load_scenario` returns it.
+        keys: those whose files are read; `FILES` by default.
+
+    Returns:
+        Hexadecimal digests by key. Keys that name no file are absent, as are gains
+        that the fading law does not use. For `data = "mnist"` there is the digest of
+        the four files, which are verified whenever they are read.
+
+    Raises:
+        InputError: a file cannot be read.
     """
     digests = {}
     for key, path in _paths(scenario).items():
-        if key in keys and (key != "link.gains" or scenario.link.fading == "file"):
-            with _reading(key, path, "a file"):
-                file = path.rpartition(":")[0] if key == "posterior.model" else path
-                if key == "link.gains":
-                    file = split_variable(path).path
-                digests[key] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    if (
-        scenario.posterior.data == "mnist" and "posterior.data" in keys
-    ):  # which is verified whenever it is read
+        is_unused = key == "link.gains" and scenario.link.fading != "file"
+        if key not in keys or is_unused:
+            continue
+        with _reading(key, path, "a file"):
+            content = Path(_file_of(key, path)).read_bytes()
+            digests[key] = hashlib.sha256(content).hexdigest()
+    if scenario.posterior.data == "mnist" and "posterior.data" in keys:
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
 
 
+def _file_of(key: str, path: str) -> str:
+    """Return the file in the value of a key, without what follows its name there."""
+    if key == "posterior.model":
+        return path.rpartition(":")[0]
+    if key == "link.gains":
+        return split_variable(path).path
+    return path
+
+
+class DataFile(NamedTuple):
+    """What a file of data holds.
+
+    Args:
+        data: features and targets, and a test set where there is one.
+        names: of the features, which only the header of a CSV has; else empty.
+    """
+
+    data: Features
+    names: tuple[str, ...]
+
+
 def load_data(
     path: str | Path, labels: Labels = "numbers", examples: int | None = None
-) -> tuple[Features, tuple[str, ...]]:
-    """Read a data set from .npz (arrays X and y, and X_test and y_test if there are) or .csv.
+) -> DataFile:
+    """Read a data set from .npz (arrays X and y, optionally X_test and y_test) or .csv.
 
     A CSV with a header has one column named y; without a header the last column is y.
     Every cell is read by itself: what it says changes no other row. Whether there is a
@@ -166,150 +231,214 @@ def load_data(
         InputError: names the line and the column at fault, never what stands there.
     """
     if str(path).lower().endswith(".npz"):
-        return _load_npz(path), ()
+        return DataFile(_load_npz(path), names=())
     return _load_csv(path, labels, examples)
 
 
 def _load_npz(path: str | Path) -> Features:
-    allowed = "an .npz file of numeric arrays X and y"
-    arrays = read_arrays(path, key="data", allowed=allowed, names=Features._fields)
+    """Return the arrays of an .npz file, after a check of their names and shapes."""
+    requirement = "an .npz file of numeric arrays X and y"
+    arrays = read_arrays(path, key="data", allowed=requirement, names=Features._fields)
     if "X" not in arrays or "y" not in arrays:
-        raise InputError("data", str(path), allowed)
+        raise InputError("data", str(path), requirement)
     if ("X_test" in arrays) != ("y_test" in arrays):
-        raise InputError(
-            "data", str(path), "an .npz file with both of X_test and y_test, or neither"
-        )
+        requirement = "an .npz file with both of X_test and y_test, or neither"
+        raise InputError("data", str(path), requirement)
     data = Features(**arrays)
     check_shapes(data, "data")
     return data
 
 
-def _load_csv(
-    path: str | Path, labels: Labels, examples: int | None
-) -> tuple[Features, tuple[str, ...]]:
-    """Return the data set of a CSV and the features' names."""
-    all_lines = _csv_lines(path)
-    lines = {number: cells for number, cells in all_lines.items() if cells}
-    first = next(iter(lines.values()), [])
-    width = len(first)
-    for number, cells in lines.items():
-        if len(cells) != width:
-            raise InputError(
-                "data",
-                str(path),
-                f"a CSV of {width} columns; line {number} has {len(cells)}",
-            )
-    header = _has_header(path, list(lines.values()), labels, examples)
-    is_complete = len(lines) == len(all_lines)
-    if examples is not None and not header and not is_complete and "y" in first:
-        # A blank line in the place of a row must not make a row of the header.
-        allowed = "a CSV without blank lines, since its first line may be a header"
-        raise InputError("data", str(path), allowed)
-    named = "" not in first and first.count("y") == 1
-    if width < 2 or len(lines) <= header or (header and not named):
-        allowed = "a CSV of at least one row of numbers, y the last of them, or with a header that names every column"
-        raise InputError("data", str(path), f"{allowed} and exactly one of them y")
-    target = first.index("y") if header else width - 1
-    names = tuple(name for name in first if name != "y") if header else ()
+class _CsvFile(NamedTuple):
+    """The rows of a CSV, all of the same width.
 
-    line_numbers = list(lines)[header:]
-    rows = list(lines.values())[header:]
-    numbers = np.array([[as_float(cell) for cell in row] for row in rows])
-    texts = [row[target] for row in rows]
-    missing = np.isnan(numbers)
-    is_text = labels == "text" or (
-        labels == "inferred" and all(texts) and bool(missing[:, target].all())
-    )
-    if is_text:
-        missing[:, target] = [not 0 < len(text) <= MAX_LABEL_LENGTH for text in texts]
-    if missing.any():
-        row, column = np.argwhere(missing)[0]
-        allowed = "a CSV of numbers, in which y may be all text for a softmax model"
-        where = f"line {line_numbers[row]} has none in column {column + 1}"
-        raise InputError("data", str(path), f"{allowed}; {where}")
-    X = np.delete(numbers, target, axis=1)
-    return Features(X, np.array(texts) if is_text else numbers[:, target]), names
-
-
-def _csv_lines(path: str | Path) -> dict[int, list[str]]:
-    """Return the cells of every line by its number, none of a blank line.
-
-    Lines are read one by one: a quote that one of them leaves open is an error, and
-    swallows no other. So is a carriage return inside a line, which would make two of it.
+    Args:
+        path: of the file, for errors.
+        rows: those of all lines that are not blank, cells without spaces around them.
+        has_blank_lines: whether there are other lines.
     """
-    allowed = (
+
+    path: str
+    rows: list[TextRow]
+    has_blank_lines: bool
+
+    @property
+    def first_cells(self) -> list[str]:
+        """The cells of the first row; none where there is no row."""
+        return self.rows[0].cells if self.rows else []
+
+    def error(self, requirement: str) -> InputError:
+        """Return the error about this file."""
+        return InputError("data", self.path, requirement)
+
+
+def _load_csv(path: str | Path, labels: Labels, examples: int | None) -> DataFile:
+    """Return the data set of a CSV and the features' names."""
+    file = _read_csv(path)
+    has_header = _has_header(file, labels, examples)
+    _check_columns(file, has_header=has_header, examples=examples)
+    names = file.first_cells
+    if not has_header:
+        target = len(names) - 1
+        return DataFile(_encode(file, file.rows, target, labels), names=())
+    target = names.index(TARGET_NAME)
+    data = _encode(file, file.rows[1:], target, labels)
+    return DataFile(data, names=tuple(name for name in names if name != TARGET_NAME))
+
+
+def _read_csv(path: str | Path) -> _CsvFile:
+    """Return the rows of a CSV.
+
+    Lines are split one by one: a quote that one of them leaves open is an error, and
+    swallows no other. So is a carriage return inside a line, which would split it.
+    """
+    requirement = (
         "a CSV file in UTF-8 with commas between its columns, each row in one line"
     )
-    lines: dict[int, list[str]] = {}
-    with _reading("data", path, allowed):
-        for number, line in enumerate(read_lines(path), 1):
-            lines[number] = []
-            if line.strip():
-                (cells,) = csv.reader([line], strict=True)
-                lines[number] = [cell.strip() for cell in cells]
-    return lines
+    with _reading("data", path, requirement):
+        lines = ["" if line.isspace() else line for line in read_lines(path)]
+        split = split_rows(lines)
+    rows = []
+    for row in split:
+        if row.cells:
+            cells = [cell.strip() for cell in row.cells]
+            rows.append(row._replace(cells=cells))
+    file = _CsvFile(str(path), rows, has_blank_lines=len(rows) < len(split))
+    width = len(file.first_cells)
+    for row in rows:
+        if len(row.cells) != width:
+            problem = f"line {row.line_number} has {len(row.cells)}"
+            raise file.error(f"a CSV of {width} columns; {problem}")
+    return file
 
 
-def _has_header(
-    path: str | Path, rows: list[list[str]], labels: Labels, examples: int | None
-) -> bool:
+def _has_header(file: _CsvFile, labels: Labels, examples: int | None) -> bool:
     """Return whether the first row names the columns.
 
     The public number of examples decides, and without one what the row looks like.
     """
-    if examples is not None and len(rows) in (examples, examples + 1):
-        return len(rows) == examples + 1
-    first = rows[0] if rows else []
-    features = first[:-1] if labels != "numbers" else first
-    if any(math.isnan(as_float(cell)) for cell in features):
+    if examples is not None and len(file.rows) in (examples, examples + 1):
+        return len(file.rows) == examples + 1
+    first_cells = file.first_cells
+    number_cells = first_cells if labels == "numbers" else first_cells[:-1]
+    if any(parse_finite(cell) is None for cell in number_cells):
         return True
-    if (
-        "y" in first
-        and labels != "numbers"
-        and all(math.isnan(as_float(row[-1])) for row in rows)
-    ):
-        allowed = "a CSV whose first line is clearly names or an example; posterior.examples says which it is"
-        raise InputError("data", str(path), allowed)
-    return "y" in first
+    if TARGET_NAME not in first_cells:
+        return False
+    if labels != "numbers":
+        last_cells = [row.cells[-1] for row in file.rows]
+        if all(parse_finite(cell) is None for cell in last_cells):
+            clear = "a CSV whose first line is clearly names or an example"
+            raise file.error(f"{clear}; posterior.examples says which it is")
+    return True
 
 
-def as_float(text: str) -> float:
-    """Return the finite number in a cell, in ASCII digits; nan where there is none.
+def _check_columns(file: _CsvFile, *, has_header: bool, examples: int | None) -> None:
+    """Refuse a CSV without a row, or whose header does not name every column."""
+    first_cells = file.first_cells
+    may_hide_header = file.has_blank_lines and TARGET_NAME in first_cells
+    if examples is not None and not has_header and may_hide_header:
+        # A blank line in the place of a row must not make a row of the header.
+        requirement = "a CSV without blank lines, since its first line may be a header"
+        raise file.error(requirement)
+    is_named = "" not in first_cells and first_cells.count(TARGET_NAME) == 1
+    records = len(file.rows) - has_header
+    if len(first_cells) < 2 or records < 1 or (has_header and not is_named):
+        rows = "a CSV of at least one row of numbers, y the last of them"
+        header = "with a header that names every column and exactly one of them y"
+        raise file.error(f"{rows}, or {header}")
 
-    >>> as_float("-1.5e3"), as_float("1_000"), as_float("inf"), as_float("1,5")
-    (-1500.0, nan, nan, nan)
+
+def _encode(
+    file: _CsvFile, records: list[TextRow], target: int, labels: Labels
+) -> Features:
+    """Return the data set of the rows behind a header.
+
+    Args:
+        file: of the rows, for errors.
+        records: the rows, one for each example.
+        target: index of the column that holds the targets.
+        labels: what the targets are.
     """
-    if (
-        not text.isascii() or "_" in text
-    ):  # which float() reads as digits, or leaves out
-        return math.nan
-    try:
-        number = float(text)
-    except ValueError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
+    numbers = np.array([_finite_numbers(row) for row in records])
+    texts = [row.cells[target] for row in records]
+    missing = np.isnan(numbers)
+    is_text = labels == "text"
+    if labels == "inferred":
+        is_text = all(texts) and bool(missing[:, target].all())
+    if is_text:
+        missing[:, target] = [not 0 < len(text) <= MAX_LABEL_LENGTH for text in texts]
+    _refuse_missing(file, records, missing)
+    X = np.delete(numbers, target, axis=1)
+    y = np.array(texts) if is_text else numbers[:, target]
+    return Features(X, y)
+
+
+def _finite_numbers(row: TextRow) -> list[float]:
+    """Return the finite number in every cell of a row, nan where there is none."""
+    numbers = [parse_finite(cell) for cell in row.cells]
+    return [math.nan if number is None else number for number in numbers]
+
+
+def _refuse_missing(
+    file: _CsvFile, records: list[TextRow], missing: NDArray[np.bool_]
+) -> None:
+    """Refuse data with a cell[row, column] that has no value; the first is named."""
+    if not missing.any():
+        return
+    row, column = np.argwhere(missing)[0]
+    line_number = records[row].line_number
+    requirement = "a CSV of numbers, in which y may be all text for a softmax model"
+    problem = f"line {line_number} has none in column {column + 1}"
+    raise file.error(f"{requirement}; {problem}")
 
 
 def to_toml(scenario: Scenario) -> str:
-    """Return the scenario as resolved: every key with its value, but for those left alone that have no effect."""
-    idle = set(irrelevant(scenario))
+    """Write a resolved scenario as the text of a TOML file.
+
+    Every key stands there with its value, defaults included, so that the file means the
+    same whatever later defaults are. Keys that have no effect are left out unless they
+    were given.
+
+    Args:
+        scenario: as `load_scenario` or `validate` returns it.
+
+    Returns:
+        The text, by which `load_scenario` reads the same scenario again.
+    """
+    omitted = set(irrelevant(scenario))
     if is_data_path(scenario.posterior.data):
-        idle |= {"posterior.examples", "posterior.dim"}
+        omitted |= {"posterior.examples", "posterior.dim"}
     lines = []
     for section, values in scenario.model_dump(exclude_none=True).items():
         lines.append(f"[{section}]")
         for key, value in values.items():
-            if f"{section}.{key}" not in idle or scenario.given(f"{section}.{key}"):
-                # All but infinity, which no list has, is written as in JSON.
-                lines.append(
-                    f"{key} = {repr(value) if isinstance(value, float) else json.dumps(value)}"
-                )
+            name = f"{section}.{key}"
+            if name not in omitted or scenario.given(name):
+                lines.append(f"{key} = {_toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
 
+def _toml_value(value: object) -> str:
+    """Return a value in TOML: as in JSON, but for infinity, which is in no list."""
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
 def plain(value: Any) -> Any:
-    """Return data that JSON can hold: arrays become lists, and what is not finite becomes null."""
+    """Convert results to data that JSON can hold.
+
+    Arrays and tuples become lists, numbers of NumPy those of Python, and keys of
+    dictionaries text. Numbers that are not finite become null: standard JSON has no
+    NaN and no Infinity.
+
+    Args:
+        value: a number, a text, None, an array, or lists and dictionaries of such
+            values.
+
+    Returns:
+        The value in plain data; what is of no such type is returned as it is.
+    """
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -322,5 +451,15 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """Return one JSON object, never with NaN or Infinity in it."""
+    """Write results as one line of JSON, never with NaN or Infinity in it.
+
+    Args:
+        value: as of `plain`, which converts it first.
+
+    Returns:
+        The text, without a line feed at its end.
+
+    Raises:
+        TypeError: some part of the value is of a type that JSON lacks.
+    """
     return json.dumps(plain(value), allow_nan=False)

@@ -1,12 +1,11 @@
 """Channel gains h[round, device] from files: .npy, .npz, .csv, .mat and .h5.
 
-Every format gives the same array as `numpy.save` of the gains would, so that a plan does
-not depend on the program that measured or simulated a channel. Files may come from
+Every format gives the same array as `numpy.save` of the gains would, so that a plan
+does not depend on the program that measured or simulated a channel. Files may come from
 anywhere: nothing is unpickled, no link to another file is followed, and the size of an
 array is known before it is read.
 """
 
-import csv
 import math
 import os
 import re
@@ -15,11 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wflmc.support.delimited import TextRow, split_rows
 from wflmc.support.errors import InputError
 from wflmc.support.storage import (
     NPY,
@@ -34,23 +34,35 @@ Array = NDArray[Any]
 KEY = "link.gains"
 """The key of a scenario that names the file, for errors."""
 FORMATS = ".npy, .npz, .csv, .mat, .h5 or .hdf5"
+"""The endings of the files that are read, for errors."""
 WITH_VARIABLE = re.compile(
     r"(?P<path>.+\.(?:npy|npz|csv|mat|h5|hdf5)):(?P<variable>.*)", re.I | re.S
 )
+"""A file of a known format, and the variable in it."""
 MAX_NAMES_SHOWN = 10
 """Variables of a file that an error lists."""
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+"""The bytes by which an HDF5 file is recognized."""
 HDF5_OFFSETS = (0, 512)
-"""Where that stands: at the start, or behind the 512 bytes in which MATLAB describes a file."""
+"""Bytes before the signature: none, or those in which MATLAB describes a file."""
 MATLAB_NUMBERS = re.compile(r"double|single|u?int(8|16|32|64)")
-"""Classes of MATLAB whose arrays are numbers; others are logical, char, cell, struct."""
+"""Classes of MATLAB whose arrays are numbers; others are logical, char, cell, …"""
+MATLAB_FLOATS = {"double": "float64", "single": "float32"}
+"""Types of NumPy for the floating-point classes of MATLAB."""
 MATLAB_INTERNAL = re.compile(r"#\w+#(/|$)")
 """Groups of a MATLAB 7.3 file in which there are no variables: #refs#, #subsystem#."""
 MAX_NUMBER_BYTES = 16
-"""Of a complex number in double precision."""
+"""Bytes of a complex number in double precision, the largest that a file holds."""
 MAT_HEADER_BYTES = 128
+"""Bytes before the first element of a MATLAB 5 file."""
+MAT_TAG_BYTES = 8
+"""Bytes in which an element of a MATLAB 5 file states its type and its length."""
 MAT_COMPRESSED = 15
 """Type of a compressed element of a MATLAB 5 file (miCOMPRESSED)."""
+MAT_BYTE_ORDERS = {b"IM": "<u4", b"MI": ">u4"}
+"""Type of the numbers in such a tag, by the end of the file's header."""
+UNPACKED_CHUNK_BYTES = 2**20
+"""How much is unpacked at a time while the size of a file's content is counted."""
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 COMPLEX_CELL = re.compile(
@@ -101,8 +113,8 @@ def load_gains(gains: str) -> Array:
     """Read channel gains from a file.
 
     Args:
-        gains: `FILE`, or `FILE:VARIABLE` where the file holds several arrays. The ending
-            of the file says its format; one of any other ending is read as .npy.
+        gains: `FILE`, or `FILE:VARIABLE` where the file holds several arrays. The
+            ending of the file says its format; one of any other ending is read as .npy.
 
     Returns:
         The array as the file has it, [rounds, devices] if the file is right, which
@@ -113,8 +125,8 @@ def load_gains(gains: str) -> Array:
             variable is not there or has to be chosen.
     """
     if not gains:
-        allowed = f"the name of a file ({FORMATS}) when link.fading = 'file'"
-        raise InputError(KEY, gains, allowed)
+        requirement = f"the name of a file ({FORMATS}) when link.fading = 'file'"
+        raise InputError(KEY, gains, requirement)
     file = split_variable(gains)
     readers: Mapping[str, Callable[[GainsFile], Array]] = {
         ".npz": _load_npz,
@@ -123,66 +135,78 @@ def load_gains(gains: str) -> Array:
         ".h5": _load_hdf5,
         ".hdf5": _load_hdf5,
     }
-    read = readers.get(Path(file.path).suffix.lower(), _load_npy)
-    # MATLAB's arrays are stored by columns: sums over devices would be rounded otherwise.
+    suffix = Path(file.path).suffix.lower()
+    read = readers.get(suffix, _load_npy)
+    # MATLAB's arrays are stored by columns, which would change the rounding of sums.
     return np.array(read(file), order="C")
 
 
 def _load_npy(file: GainsFile) -> Array:
     _refuse_variable(file)
-    allowed = (
+    requirement = (
         f"a file of real or complex numbers ({FORMATS}; numpy.save writes an .npy file)"
     )
-    return read_array(file.path, key=KEY, allowed=allowed)
+    return read_array(file.path, key=KEY, allowed=requirement)
 
 
 def _load_npz(file: GainsFile) -> Array:
-    allowed = "an .npz file of arrays of real or complex numbers"
-    with _refusing_damage(file, allowed), zipfile.ZipFile(file.path) as archive:
+    requirement = "an .npz file of arrays of real or complex numbers"
+    with _refusing_damage(file, requirement), zipfile.ZipFile(file.path) as archive:
         members = [name for name in archive.namelist() if name.endswith(NPY)]
-        names = [name.removesuffix(NPY) for name in members]
-    variable = _choose(file, names)
-    arrays = read_arrays(file.path, key=KEY, allowed=allowed, names=[variable])
+    variable = _choose(file, [name.removesuffix(NPY) for name in members])
+    arrays = read_arrays(file.path, key=KEY, allowed=requirement, names=[variable])
     return arrays[variable]
 
 
 def _load_csv(file: GainsFile) -> Array:
     """Read a line for each round and a column for each device."""
     _refuse_variable(file)
-    allowed = (
+    requirement = (
         "a CSV file in UTF-8 with a line for each round and a column for each device"
     )
-    with _refusing_damage(file, allowed):
-        lines = read_lines(file.path)
-        rows = [next(csv.reader([line], strict=True), []) for line in lines]
-    while rows and not any(cell.strip() for cell in rows[-1]):
+    with _refusing_damage(file, requirement):
+        rows = split_rows(read_lines(file.path))
+    while rows and not any(cell.strip() for cell in rows[-1].cells):
         rows.pop()
-    width = len(rows[0]) if rows else 0
-    table = np.zeros((len(rows), width), dtype=complex)
-    has_phase = False
-    for number, row in enumerate(rows, 1):
-        if len(row) != width or width == 0:
-            problem = f"line {number} has {len(row)} columns, line 1 has {width}"
-            raise InputError(KEY, str(file), f"{allowed}; {problem}")
-        for column, cell in enumerate(row, 1):
-            value = as_complex(cell)
-            if value is None:
-                examples = "0.5, 0.3-0.4j or 0.3-0.4i"
-                problem = f"line {number} has none in column {column}"
-                wanted = f"{allowed}, without a header, of numbers such as {examples}"
-                raise InputError(KEY, str(file), f"{wanted}; {problem}")
-            has_phase |= isinstance(value, complex)
-            table[number - 1, column - 1] = value
     if not rows:
-        raise InputError(KEY, str(file), f"{allowed}; it is empty")
-    return table if has_phase else table.real.copy()
+        raise InputError(KEY, str(file), f"{requirement}; it is empty")
+    width = len(rows[0].cells)
+    gains: list[list[complex | float]] = []
+    has_phase = False
+    for row in rows:
+        if len(row.cells) != width or width == 0:
+            counts = f"{len(row.cells)} columns, line 1 has {width}"
+            problem = f"line {row.line_number} has {counts}"
+            raise InputError(KEY, str(file), f"{requirement}; {problem}")
+        values = _gains_of_round(file, row, requirement)
+        has_phase |= any(isinstance(value, complex) for value in values)
+        gains.append(values)
+    return np.array(gains, dtype=complex if has_phase else float)
+
+
+def _gains_of_round(
+    file: GainsFile, row: TextRow, requirement: str
+) -> list[complex | float]:
+    """Return the number in every cell of a line, refused where one has none."""
+    values = []
+    for column, cell in enumerate(row.cells, 1):
+        value = as_complex(cell)
+        if value is None:
+            numbers = "of numbers such as 0.5, 0.3-0.4j or 0.3-0.4i"
+            problem = f"line {row.line_number} has none in column {column}"
+            full_requirement = f"{requirement}, without a header, {numbers}; {problem}"
+            raise InputError(KEY, str(file), full_requirement)
+        values.append(value)
+    return values
 
 
 def as_complex(cell: str) -> complex | float | None:
     """Return the finite number in a cell of a table of gains.
 
-    >>> as_complex("0.3-0.4i"), as_complex("(1e-3+-2j)"), as_complex("2"), as_complex("1_0")
-    ((0.3-0.4j), (0.001-2j), 2.0, None)
+    >>> as_complex("0.3-0.4i"), as_complex("(1e-3+-2j)")
+    ((0.3-0.4j), (0.001-2j))
+    >>> as_complex("2"), as_complex("1_0")
+    (2.0, None)
 
     Args:
         cell: a real number, or a complex one as MATLAB (`0.3-0.4i`), Python
@@ -196,52 +220,59 @@ def as_complex(cell: str) -> complex | float | None:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     parts = COMPLEX_CELL.fullmatch(text)
-    if not text or parts is None:
+    if parts is None:
         return None
     real = float(parts["real"] or 0)
-    imaginary = float(parts["imag"] or parts["imag_only"] or 0)
+    imaginary_text = parts["imag"] or parts["imag_only"]
+    imaginary = float(imaginary_text or 0)
     if not (math.isfinite(real) and math.isfinite(imaginary)):
         return None
-    if parts["imag"] is None and parts["imag_only"] is None:
+    if imaginary_text is None:
         return real
-    is_negative = "-" in (parts["sign"] or "")
-    return complex(real, -imaginary if is_negative else imaginary)
+    sign = parts["sign"] or ""
+    return complex(real, -imaginary if "-" in sign else imaginary)
 
 
 def _load_mat(file: GainsFile) -> Array:
     """Read a MATLAB file: of versions 4 to 7 by SciPy, of version 7.3 as HDF5."""
-    allowed = "a MATLAB file with an array of real or complex numbers"
-    with _refusing_damage(file, allowed):
+    requirement = "a MATLAB file with an array of real or complex numbers"
+    with _refusing_damage(file, requirement):
         if _is_hdf5(file.path):
             # MATLAB stores columns first, and HDF5 calls that the transpose.
-            return _read_hdf5(file, allowed).T
-        from scipy.io import loadmat, whosmat
+            return _read_hdf5(file, requirement).T
+        return _read_matlab5(file, requirement)
 
-        _check_size(file, allowed, _expanded_bytes(file.path))
-        contents = {name: (shape, kind) for name, shape, kind in whosmat(file.path)}
-        variable = _choose(file, list(contents))
-        shape, kind = contents[variable]
-        if not MATLAB_NUMBERS.fullmatch(kind):
-            raise _no_numbers(file, variable, f"of class {kind}")
-        _check_size(file, allowed, math.prod(shape) * MAX_NUMBER_BYTES)
-        arrays = loadmat(file.path, variable_names=[variable], appendmat=False)
-        values = np.asarray(arrays[variable])
+
+def _read_matlab5(file: GainsFile, requirement: str) -> Array:
+    """Return an array of a MATLAB file of versions 4 to 7."""
+    from scipy.io import loadmat, whosmat
+
+    _check_size(file, requirement, _expanded_bytes(file.path))
+    contents = {
+        name: (shape, matlab_class) for name, shape, matlab_class in whosmat(file.path)
+    }
+    variable = _choose(file, list(contents))
+    shape, matlab_class = contents[variable]
+    if not MATLAB_NUMBERS.fullmatch(matlab_class):
+        raise _no_numbers(file, variable, f"of class {matlab_class}")
+    _check_size(file, requirement, math.prod(shape) * MAX_NUMBER_BYTES)
+    arrays = loadmat(file.path, variable_names=[variable], appendmat=False)
+    values = np.asarray(arrays[variable])
     if np.iscomplexobj(values):
         return values
     # MATLAB writes doubles that are whole numbers as small integers, in which |h| may
     # overflow. SciPy's option for that, mat_dtype, drops imaginary parts.
-    return values.astype(
-        {"double": np.float64, "single": np.float32}.get(kind, values.dtype)
-    )
+    dtype = np.dtype(MATLAB_FLOATS.get(matlab_class, values.dtype))
+    return values.astype(dtype)
 
 
 def _load_hdf5(file: GainsFile) -> Array:
-    allowed = "an HDF5 file with an array of real or complex numbers"
-    with _refusing_damage(file, allowed):
-        return _read_hdf5(file, allowed)
+    requirement = "an HDF5 file with an array of real or complex numbers"
+    with _refusing_damage(file, requirement):
+        return _read_hdf5(file, requirement)
 
 
-def _read_hdf5(file: GainsFile, allowed: str) -> Array:
+def _read_hdf5(file: GainsFile, requirement: str) -> Array:
     """Return a data set of an HDF5 file as it is stored.
 
     Data sets are found by hard links alone, so that nothing outside the file is read.
@@ -257,21 +288,33 @@ def _read_hdf5(file: GainsFile, allowed: str) -> Array:
         content.visititems(collect)
         variable = _choose(file, list(datasets))
         dataset = datasets[variable]
-        matlab_class = dataset.attrs.get("MATLAB_class", b"double")
-        if isinstance(matlab_class, bytes):
-            matlab_class = matlab_class.decode("ascii", "replace")
-        if not MATLAB_NUMBERS.fullmatch(str(matlab_class)):
-            raise _no_numbers(file, variable, f"of class {matlab_class}")
-        if dataset.shape is None or "MATLAB_empty" in dataset.attrs:
-            raise _no_numbers(file, variable, "empty")
-        if dataset.external or dataset.is_virtual:
-            raise _no_numbers(file, variable, "stored in another file")
-        is_pair = dataset.dtype.names == ("real", "imag")
-        if dataset.dtype.kind not in "fciu" and not is_pair:
-            raise _no_numbers(file, variable, f"of type {dataset.dtype}")
-        _check_size(file, allowed, dataset.size * dataset.dtype.itemsize)
+        problem = _dataset_problem(dataset)
+        if problem is not None:
+            raise _no_numbers(file, variable, problem)
+        _check_size(file, requirement, dataset.size * dataset.dtype.itemsize)
         values = np.asarray(dataset[()])
-    return _from_pairs(values) if is_pair else values
+    return _from_pairs(values) if _has_pairs(values.dtype) else values
+
+
+def _dataset_problem(dataset: Any) -> str | None:
+    """Return why an HDF5 data set is no array of numbers; None if it is one."""
+    matlab_class = dataset.attrs.get("MATLAB_class", b"double")
+    if isinstance(matlab_class, bytes):
+        matlab_class = matlab_class.decode("ascii", "replace")
+    if not MATLAB_NUMBERS.fullmatch(str(matlab_class)):
+        return f"of class {matlab_class}"
+    if dataset.shape is None or "MATLAB_empty" in dataset.attrs:
+        return "empty"
+    if dataset.external or dataset.is_virtual:
+        return "stored in another file"
+    if dataset.dtype.kind not in "fciu" and not _has_pairs(dataset.dtype):
+        return f"of type {dataset.dtype}"
+    return None
+
+
+def _has_pairs(dtype: np.dtype[Any]) -> bool:
+    """Return whether numbers are stored as a real and an imaginary part."""
+    return dtype.names == ("real", "imag")
 
 
 def _from_pairs(values: Array) -> Array:
@@ -287,8 +330,8 @@ def _h5py(file: GainsFile) -> Any:
     try:
         import h5py  # type: ignore[import-untyped]
     except ImportError:
-        allowed = "a file that can be read here: HDF5 needs h5py (pip install h5py)"
-        raise InputError(KEY, str(file), allowed) from None
+        requirement = "a file that can be read here: HDF5 needs h5py (pip install h5py)"
+        raise InputError(KEY, str(file), requirement) from None
     return h5py
 
 
@@ -308,27 +351,34 @@ def _expanded_bytes(path: str) -> int:
     total = file_size
     with open(path, "rb") as content:
         header = content.read(MAT_HEADER_BYTES)
-        orders = {b"IM": "<u4", b"MI": ">u4"}
-        order = orders.get(header[-2:])
+        order = MAT_BYTE_ORDERS.get(header[-2:])
         if order is None:  # version 4 packs nothing
             return total
-        while len(tag := content.read(8)) == 8 and total <= limit:
-            kind, length = (int(word) for word in np.frombuffer(tag, order))
-            element = content.read(length)
-            if kind == MAT_COMPRESSED:
-                unpacker = zlib.decompressobj()
-                while element and not unpacker.eof and total <= limit:
-                    total += len(unpacker.decompress(element, 2**20))
-                    element = unpacker.unconsumed_tail
+        for element in _compressed_elements(content, order):
+            unpacker = zlib.decompressobj()
+            while element and not unpacker.eof and total <= limit:
+                total += len(unpacker.decompress(element, UNPACKED_CHUNK_BYTES))
+                element = unpacker.unconsumed_tail
+            if total > limit:
+                break
     return total
 
 
-def _check_size(file: GainsFile, allowed: str, size: int) -> None:
+def _compressed_elements(content: IO[bytes], order: str) -> Iterator[bytes]:
+    """Yield the compressed elements of a MATLAB 5 file, from behind its header on."""
+    while len(tag := content.read(MAT_TAG_BYTES)) == MAT_TAG_BYTES:
+        element_type, length = (int(word) for word in np.frombuffer(tag, order))
+        element = content.read(length)
+        if element_type == MAT_COMPRESSED:
+            yield element
+
+
+def _check_size(file: GainsFile, requirement: str, size: int) -> None:
     """Refuse an array that would take more memory than one of such a file may."""
-    most = expansion_limit(os.path.getsize(file.path))
-    if size > most:
-        sizes = f"more than {most / 2**20:,.4g} MiB of memory"
-        raise InputError(KEY, str(file), f"{allowed} (it takes {sizes})")
+    limit = expansion_limit(os.path.getsize(file.path))
+    if size > limit:
+        sizes = f"more than {limit / 2**20:,.4g} MiB of memory"
+        raise InputError(KEY, str(file), f"{requirement} (it takes {sizes})")
 
 
 def _choose(file: GainsFile, names: list[str]) -> str:
@@ -338,38 +388,38 @@ def _choose(file: GainsFile, names: list[str]) -> str:
     variable = (file.variable or "").strip("/")
     if variable in names:
         return variable
-    shown = ", ".join(names[:MAX_NAMES_SHOWN]) + ", …" * (len(names) > MAX_NAMES_SHOWN)
     if not names:
         raise InputError(KEY, str(file), "a file that holds an array")
-    name = Path(file.path).name
-    allowed = (
-        f"the file and one of its variables, as {name}:{names[0]} (it has {shown})"
-    )
-    raise InputError(KEY, str(file), allowed)
+    shown = ", ".join(names[:MAX_NAMES_SHOWN])
+    if len(names) > MAX_NAMES_SHOWN:
+        shown += ", …"
+    example = f"{Path(file.path).name}:{names[0]}"
+    requirement = f"the file and one of its variables, as {example} (it has {shown})"
+    raise InputError(KEY, str(file), requirement)
 
 
 def _refuse_variable(file: GainsFile) -> None:
     if file.variable is not None:
-        allowed = "a file name without a variable: such a file holds one array"
-        raise InputError(KEY, str(file), allowed)
+        requirement = "a file name without a variable: such a file holds one array"
+        raise InputError(KEY, str(file), requirement)
 
 
 def _no_numbers(file: GainsFile, variable: str, problem: str) -> InputError:
     """Return the error for a variable that is no array of numbers."""
-    allowed = f"a full array of real or complex numbers, but {variable} is {problem}"
-    return InputError(KEY, str(file), allowed)
+    numbers = "a full array of real or complex numbers"
+    return InputError(KEY, str(file), f"{numbers}, but {variable} is {problem}")
 
 
 @contextmanager
-def _refusing_damage(file: GainsFile, allowed: str) -> Iterator[None]:
+def _refusing_damage(file: GainsFile, requirement: str) -> Iterator[None]:
     """Refuse a file that cannot be read or is of another format."""
     try:
         yield
     except (InputError, MemoryError):
         raise
     except OSError as error:
-        missing = not os.path.exists(file.path)
-        reason = "no such file" if missing else error.strerror or "it is damaged"
-        raise InputError(KEY, str(file), f"{allowed} ({reason})") from None
+        is_missing = not os.path.exists(file.path)
+        reason = "no such file" if is_missing else error.strerror or "it is damaged"
+        raise InputError(KEY, str(file), f"{requirement} ({reason})") from None
     except Exception:  # a damaged file can fail in a dozen ways
-        raise InputError(KEY, str(file), f"{allowed} (it is damaged)") from None
+        raise InputError(KEY, str(file), f"{requirement} (it is damaged)") from None

@@ -2,12 +2,11 @@
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from wflmc.apps.studies.study import Row
-from wflmc.scenario.files import as_float
+from wflmc.support.delimited import parse_finite
 from wflmc.support.errors import InputError
 from wflmc.support.storage import write_text
 
@@ -30,8 +29,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 def as_number(cell: str) -> float | None:
     """Return the number of a cell; None where it is empty, no number, or not finite."""
-    found = as_float(cell)
-    return found if math.isfinite(found) else None
+    return parse_finite(cell)
 
 
 def read_rows(path: Path) -> list[Row]:

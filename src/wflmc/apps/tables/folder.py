@@ -17,24 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.apps.tables.cells import parse_number
+from wflmc.apps.tables.description import make_schema
+from wflmc.apps.tables.encoding import (
+    device_names,
+    encode,
+    outcomes,
+    owners,
+    unknown_categories,
+)
 from wflmc.apps.tables.estimators import (
     PrivacyWarning,
     PrivateClassifier,
     PrivateRegressor,
 )
 from wflmc.apps.tables.model import FittedModel
+from wflmc.apps.tables.reading import as_frame
 from wflmc.apps.tables.scaling import share_for
 from wflmc.apps.tables.schema import Schema, read_schema
 from wflmc.apps.tables.settings import Facts, promise_of, worth
-from wflmc.apps.tables.tables import (
-    as_frame,
-    device_names,
-    encode,
-    make_schema,
-    outcomes,
-    owners,
-    unknown_categories,
-)
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import Names, as_classes

@@ -1,0 +1,337 @@
+"""The description of a table: what is declared of it, and what is read off the data.
+
+What a schema does not declare is read off the data once, by `make_schema`, and listed
+in the schema's `taken`: ε does not cover it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wflmc.apps.tables.cells import (
+    CODE,
+    have_equal_spellings,
+    infer_kind,
+    is_missing_word,
+    parse_number,
+    read_names,
+    read_numbers,
+)
+from wflmc.apps.tables.encoding import complete_names, encode, outcomes
+from wflmc.apps.tables.reading import UNNAMED_PREFIX, UNTYPED
+from wflmc.apps.tables.schema import (
+    Column,
+    Missing,
+    Schema,
+    Task,
+    class_labels,
+    listed_names,
+    nearest_name,
+    split_declarations,
+    validated,
+)
+from wflmc.posterior.inputs import MOST as MAX_CLASSES
+from wflmc.support.errors import Found, InputError
+
+if TYPE_CHECKING:  # it is imported only where a table is used
+    from pandas import DataFrame, Series
+
+MAX_CATEGORIES = 100
+"""Categories of one column that are taken from data."""
+MAX_NUMERIC_CLASSES = 20
+"""Different whole numbers up to which a target is taken to have classes."""
+MAX_NUMBERS_FRACTION = 0.9
+"""Fraction of a column's names that may be numbers if there are many names."""
+FORMATTED_NUMBER = re.compile(
+    r"[-+]?(\d+|\d{1,3}([,. '\xa0]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?"
+)
+"""A number as people write it, with separators of thousands or a decimal comma."""
+GAPS = "which columns have missing values"
+"""What an undeclared indicator takes from the data, in the words of `taken`."""
+
+Declarations = Mapping[str, object]
+"""What is declared, by key."""
+
+
+def make_schema(
+    frame: DataFrame,
+    *,
+    target: str | None,
+    task: Task | None = None,
+    device: str | None = None,
+    id: str | None = None,
+    missing: Missing | None = None,
+    declared: Declarations | None = None,
+) -> Schema:
+    """Describe a table: as declared, and where nothing is declared as the data are.
+
+    Args:
+        frame: the table, as `as_frame` returns it.
+        target: the column to predict.
+        task: classification or regression; by default classification if the target is
+            text, boolean, or at most 20 different whole numbers.
+        device: the column that says which device holds a row.
+        id: a column of unique values that is no feature.
+        missing: "refuse", the default, or "indicator", which fills in a constant and
+            adds a feature that says where.
+        declared: part of a schema as plain data, with columns by name or in a list.
+            Arguments take precedence.
+
+    Returns:
+        The schema. Its `taken` lists what was read off the data, and what `declared`
+        has there.
+
+    Raises:
+        InputError: if a column cannot be used as it is. The sentence shows no values of
+            the table.
+    """
+    content, of_columns = split_declarations(declared or {})
+    arguments = {
+        "target": target,
+        "task": task,
+        "device": device,
+        "id": id,
+        "missing": missing,
+    }
+    content |= {key: value for key, value in arguments.items() if value is not None}
+    default_task = "classification" if "classes" in content else "regression"
+    schema = validated(Schema, {"task": default_task, "columns": []} | content)
+    features = _features(frame, schema)
+    for name in of_columns:
+        if name not in features:
+            raise InputError("columns", name, nearest_name(name, features, "feature"))
+    _check_spellings([str(label) for label in schema.classes or []], "classes")
+    if not {"task", "classes", "target_range"} & content.keys():
+        schema = _with_inferred_task(frame, schema)
+    if schema.task == "classification" and schema.classes is None:
+        schema = _with_inferred_classes(frame, schema)
+    schema = _with_columns(frame, schema, features, of_columns)
+    encode(frame, schema)  # refuses a cell that does not fit
+    outcomes(frame, schema)
+    return schema
+
+
+def _with_inferred_task(frame: DataFrame, schema: Schema) -> Schema:
+    """Return a schema with the task that its target suggests."""
+    task = _infer_task(frame, str(schema.target))
+    return schema.model_copy(update={"task": task, "taken": [*schema.taken, "task"]})
+
+
+def _with_inferred_classes(frame: DataFrame, schema: Schema) -> Schema:
+    """Return a schema with the labels that its target has."""
+    classes = _infer_classes(frame, str(schema.target))
+    taken = [*schema.taken, "classes"]
+    return schema.model_copy(update={"classes": classes, "taken": taken})
+
+
+def _with_columns(
+    frame: DataFrame,
+    schema: Schema,
+    features: Sequence[str],
+    of_columns: Mapping[str, Declarations],
+) -> Schema:
+    """Return a schema with a description of every column of features.
+
+    Args:
+        frame: the table.
+        schema: without columns.
+        features: the names of the columns.
+        of_columns: what is declared of some of them.
+    """
+    declarations = [of_columns.get(name, {}) for name in features]
+    taken = list(schema.taken)
+    undeclared = [
+        name
+        for name, declared in zip(features, declarations, strict=True)
+        if _declared_kind(declared) is None
+    ]
+    if undeclared:
+        taken.append(f"kinds of columns: {listed_names(undeclared)}")
+    columns = []
+    for name, declared in zip(features, declarations, strict=True):
+        described = _describe(frame, name, declared, schema)
+        columns.append(described.column)
+        taken += described.taken
+    distinct_taken = list(dict.fromkeys(taken))
+    return schema.model_copy(update={"columns": columns, "taken": distinct_taken})
+
+
+def _check_spellings(names: Sequence[str], key: str) -> None:
+    """Refuse declared names of which a library may write one for another.
+
+    Args:
+        names: classes or categories.
+        key: what errors call them.
+
+    Raises:
+        InputError: if two names are one number or boolean, such as 1, 1.0 and True.
+    """
+    if have_equal_spellings(names):
+        equal = "names that are the same number, such as 1, 1.0 and True"
+        requirement = f"without {equal} (codes such as 01 may differ)"
+        raise InputError(key, Found("has a number twice"), requirement)
+
+
+def _features(frame: DataFrame, schema: Schema) -> list[str]:
+    """Return the names of the columns that are features.
+
+    The columns that are none are checked on the way.
+    """
+    roles = {"target": schema.target, "device": schema.device, "id": schema.id}
+    if schema.target is None:
+        raise InputError("target", None, "given, as the column to predict")
+    if schema.target in (schema.device, schema.id):
+        requirement = "a column that is neither the device nor the id"
+        raise InputError("target", schema.target, requirement)
+    for role, name in roles.items():
+        if name is not None:
+            listed = schema.classes if role == "target" else None
+            complete_names(frame, name, role, listed=listed)
+    _check_unique_id(frame, schema.id)
+    features = [name for name in frame.columns if name not in roles.values()]
+    unnamed = [name for name in features if name.startswith(UNNAMED_PREFIX)]
+    if unnamed:  # mostly row numbers, which tell the target of a sorted table
+        problem = "has no name in the table"
+        requirement = "named, dropped or given as --id"
+        raise InputError(f"column {unnamed[0]!r}", Found(problem), requirement)
+    if not features:
+        requirement = "a table with a column besides target, device and id"
+        raise InputError("table", Found("has no features"), requirement)
+    return features
+
+
+def _check_unique_id(frame: DataFrame, name: str | None) -> None:
+    """Refuse a column of ids in which one value stands twice."""
+    if name is None or not frame[name].duplicated().any():
+        return
+    reason = "since epsilon hides one row and someone with two rows is hidden less"
+    requirement = f"unique, {reason} (or --device {name} --unit device)"
+    raise InputError(f"id {name!r}", Found("has repeated values"), requirement)
+
+
+def _is_typed(frame: DataFrame) -> bool:
+    """Return whether the types of a frame's columns are statements of its author."""
+    return not frame.attrs.get(UNTYPED, False)
+
+
+def _infer_task(frame: DataFrame, target: str) -> Task:
+    """Return the task that all values of a target suggest together."""
+    key = f"target {target!r}"
+    inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
+    if inferred.kind == "categorical" or inferred.is_boolean:
+        return "classification"
+    values = np.unique(read_numbers(frame[target], key))
+    is_whole = not np.any(values % 1)
+    has_classes = is_whole and len(values) <= MAX_NUMERIC_CLASSES
+    return "classification" if has_classes else "regression"
+
+
+def _infer_classes(frame: DataFrame, target: str) -> list[int] | list[str]:
+    """Return the sorted labels that a target has: whole numbers, or text."""
+    key = f"target {target!r}"
+    inferred = infer_kind(frame[target], key, is_typed=_is_typed(frame))
+    names = set(complete_names(frame, target, "target"))
+    labels: list[int] | list[str] = sorted(names)
+    if inferred.is_boolean:
+        labels = sorted({str(parse_number(name) == 1) for name in names})
+    elif inferred.kind == "numeric":
+        numbers = {parse_number(name) for name in names}
+        labels = class_labels(list(numbers))
+        labels.sort()
+    if len(labels) == 1:
+        requirement = "a column of at least two classes"
+        raise InputError(key, Found("has one class only"), requirement)
+    if not 2 <= len(labels) <= MAX_CLASSES:
+        problem = "has too many classes" if labels else "has no class labels"
+        kinds = "a column of whole numbers or text"
+        requirement = f"{kinds}, of at most {MAX_CLASSES} classes"
+        raise InputError(key, Found(problem), requirement)
+    return labels
+
+
+def _declared_kind(declared: Declarations) -> object:
+    """Return the kind that is declared of a column, or that follows from what is.
+
+    None if nothing says it.
+    """
+    if "kind" in declared:
+        return declared["kind"]
+    if "range" in declared or declared.get("indicator"):
+        return "numeric"
+    return "categorical" if "categories" in declared else None
+
+
+class _DescribedColumn(NamedTuple):
+    """A column, and what of it was read off the data.
+
+    Args:
+        column: its description.
+        taken: what was read off, in the words of `Schema.taken`.
+    """
+
+    column: Column
+    taken: list[str]
+
+
+def _describe(
+    frame: DataFrame, name: str, declared: Declarations, schema: Schema
+) -> _DescribedColumn:
+    """Return a column as declared, and from the data what is not declared."""
+    series = frame[name]
+    key = f"column {name!r}"
+    kind = _declared_kind(declared)
+    update: dict[str, object] = {}
+    taken = []
+    if kind is None:
+        inferred = infer_kind(series, key, is_typed=_is_typed(frame))
+        kind = inferred.kind
+        if inferred.is_boolean:
+            update["range"] = (0.0, 1.0)
+            taken.append(f"range of {name}")
+    content = {**declared, "kind": kind, "name": name}
+    column = validated(Column, content, f"columns.{name}")
+    _check_spellings(column.categories or [], f"columns.{name}.categories")
+    if column.kind == "categorical":
+        if column.categories is None:
+            is_declared = "kind" in declared
+            categories = _infer_categories(series, key, is_declared=is_declared)
+            update["categories"] = categories
+            taken.append(f"categories of {name}")
+    elif column.indicator is None and schema.missing == "indicator":
+        update["indicator"] = bool(np.isnan(read_numbers(series, key)).any())
+        taken.append(GAPS)
+    return _DescribedColumn(column.model_copy(update=update), taken)
+
+
+def _infer_categories(series: Series, key: str, *, is_declared: bool) -> list[str]:
+    """Return the sorted names that a column has.
+
+    Args:
+        series: the column.
+        key: what errors call it.
+        is_declared: whether it was declared categorical, so that its names may look
+            like numbers.
+    """
+    names = {name for name in read_names(series, key) if name is not None}
+    categories = sorted(name for name in names if not is_missing_word(name))
+    declaration = "declared categorical with its categories in the schema"
+    advice = f"dropped, given as --id, or {declaration}"
+    numbers = sum(_is_formatted_number(text.strip()) for text in categories)
+    is_numeric = numbers > MAX_NUMBERS_FRACTION * len(categories)
+    if not is_declared and len(categories) > MAX_NUMERIC_CLASSES and is_numeric:
+        problem = "has numbers written as text"
+        requirement = f"written with a decimal point, or {advice}"
+        raise InputError(key, Found(problem), requirement)
+    if len(categories) > MAX_CATEGORIES:
+        problem = f"has more than {MAX_CATEGORIES} different values"
+        raise InputError(key, Found(problem), advice)
+    return categories
+
+
+def _is_formatted_number(text: str) -> bool:
+    """Return whether a text is a number as people write it, and no code."""
+    return FORMATTED_NUMBER.fullmatch(text) is not None and CODE.fullmatch(text) is None
