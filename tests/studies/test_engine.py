@@ -345,7 +345,7 @@ def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     from wflmc.apps.studies import cluster
 
-    monkeypatch.setattr(cluster, "WAIT", 0.0)
+    monkeypatch.setattr(cluster, "MAX_FILE_WAIT", 0.0)
     said = []
     there = open_engine(f"dask:{tmp_path}/none.json", None, said.append)
     with (

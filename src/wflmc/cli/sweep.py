@@ -65,7 +65,13 @@ def command(
         keys = [key_of({"sweep": task.identity}) for task in tasks]
         with progress_bar("points", len(tasks)) as advance:
             for index, result, was_cached in run_tasks(
-                point.measure, tasks, keys, finished, advance, note, compute
+                point.measure,
+                tasks,
+                keys,
+                cache=finished,
+                progress=advance,
+                warn=note,
+                engine=compute,
             ):
                 if isinstance(result, Failure):
                     failures[index] = {"point": where[index], **result._asdict()}

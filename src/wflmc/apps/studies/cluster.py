@@ -1,25 +1,25 @@
-"""The Dask engine: tasks on workers of this machine, or of any scheduler that answers."""
+"""The Dask engine: tasks on workers of this machine, or of any scheduler that answers.
 
-import functools
+Scheduling, repeating tasks whose worker or result is lost, replacing workers and
+forgetting results are Dask's own. What is added here are workers that compute the same
+numbers as this process, a scheduler that needs neither wflmc nor JAX, and Ctrl-C.
+"""
+
 import logging
 import os
 import signal
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from multiprocessing import resource_tracker
-from types import ModuleType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 
 from wflmc.apps.studies.cache import Warn
 from wflmc.apps.studies.engines import (
-    Engine,
     Failure,
     Progress,
     ResultT,
@@ -30,147 +30,125 @@ from wflmc.apps.studies.engines import (
 )
 from wflmc.support.errors import InputError
 
-cloudpickle: ModuleType
-dask: ModuleType
-distributed: ModuleType
 try:
-    cloudpickle, dask, distributed = (
-        import_module(name) for name in ("cloudpickle", "dask", "distributed")
-    )
+    import cloudpickle
+    import dask
+    import distributed
 except ImportError:
     raise InputError(
         "--engine", "dask", "local without Dask; pip install 'wflmc[dask]' brings it"
     ) from None
 
 SETTINGS = {
-    "distributed.nanny.pre-spawn-environ": {},  # as many BLAS threads as here: their number may show in the last bit
-    "distributed.scheduler.worker-saturation": 1.0,  # no task waits on a worker, to be blamed for its death
-    "distributed.admin.large-graph-warning-threshold": "1GB",  # data of a study travel with its tasks
+    # As many BLAS threads as here: their number may show in the last bit.
+    "distributed.nanny.pre-spawn-environ": {},
+    # No task waits on a worker, to be blamed for its death.
+    "distributed.scheduler.worker-saturation": 1.0,
+    # Data of a study travel with its tasks.
+    "distributed.admin.large-graph-warning-threshold": "1GB",
     "distributed.comm.timeouts.connect": "30s",
 }
-WAIT = 60.0
+"""Settings of Dask while the engine is open."""
+MAX_FILE_WAIT = 60.0
 """Seconds for a scheduler to write its file, when both are started at the same time."""
-RESUME = "Finished points are kept: the same command goes on."
+FILE_WAIT_STEP = 0.1
+"""Seconds between two looks for that file."""
+SHARED_WITH_WORKERS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+)
+"""Settings of JAX by which workers on this machine share compiled code with it."""
+RESUME = "Finished points are kept: the same command continues."
 
 
-class _Future(Protocol):
-    """What this module uses of a future of Dask."""
+class DaskEngine:
+    """An engine on the workers of a Dask cluster.
 
-    @property
-    def key(self) -> str:
-        """The name of its task."""
+    The cluster is started, or connected to, at the first task, and left at the end of
+    the `with` block. A task that loses its worker time and again is a failure. A worker
+    that cannot be used ends the work: it would fail every point that it receives.
+    """
 
-    @property
-    def status(self) -> str:
-        """Such as finished or error."""
+    def __init__(self, address: str | None, workers: int | None, warn: Warn) -> None:
+        """Prepare an engine, without starting anything.
 
-    def done(self) -> bool:
-        """Return whether there is a result or an error."""
-
-    def result(self) -> object:
-        """Return the result."""
-
-    def exception(self) -> Exception:
-        """Return the error."""
-
-    def release(self) -> None:
-        """Let the cluster forget the result."""
-
-
-class _Client(Protocol):
-    """What this module uses of a client of Dask."""
+        Args:
+            address: of a scheduler, or the JSON file that it writes; None starts
+                workers on this machine.
+            workers: number of workers on this machine; None for one per core, and for
+                one where JAX uses an accelerator.
+            warn: called while a scheduler or its workers are waited for.
+        """
+        self._address = address
+        self._workers = workers
+        self._warn = warn
+        self._stack = ExitStack()
+        self._client: distributed.Client | None = None
 
     def __enter__(self) -> Self:
-        """Return the client, which is closed at the end of the block."""
+        return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the client."""
+        self._stack.close()
 
-    def map(
+    def __call__(
         self,
-        function: Callable[[bytes], object],
-        tasks: list[bytes],
-        *,
-        key: list[str],
-        pure: bool,
-    ) -> list[_Future]:
-        """Send tasks to workers."""
+        work: Work[TaskT, ResultT],
+        tasks: Sequence[TaskT],
+        progress: Progress,
+    ) -> Iterator[tuple[int, ResultT | Failure]]:
+        """Yield indices and results as workers finish; they report no parts of
+        tasks."""
+        if not tasks:
+            return
+        client = self._open_client()
+        # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
+        pickled_tasks = [cloudpickle.dumps(task) for task in tasks]
+        futures = client.map(_pickled_by_value(work), pickled_tasks, pure=False)
+        indices = {future.key: index for index, future in enumerate(futures)}
+        try:
+            for future in distributed.as_completed(futures):
+                yield indices[future.key], _result(future)
+                future.release()
+        except distributed.CancelledError:
+            raise StudyError(
+                f"The scheduler is gone, or has dropped the work. {RESUME}"
+            ) from None
+        finally:
+            client.cancel([future for future in futures if not future.done()])
 
-    def cancel(self, futures: list[_Future]) -> None:
-        """Give tasks up."""
-
-
-@contextmanager
-def open_cluster(
-    address: str | None, workers: int | None, warn: Warn
-) -> Iterator[Engine]:
-    """Yield the engine of a cluster that is started, or connected to, at the first task.
-
-    Dask repeats a task whose worker, or whose result, is lost. One that loses its worker time and again is a failure.
-    A worker that cannot be used ends the work: it would fail every point that it is given.
-
-    Args:
-        address: of a scheduler, or the JSON file that it writes; None starts workers on this machine.
-        workers: number of workers on this machine.
-        warn: called while a scheduler or its workers are waited for.
-    """
-    with ExitStack() as stack:
-
-        @functools.cache
-        def open_client() -> _Client:
-            stack.enter_context(dask.config.set(SETTINGS))
-            stack.enter_context(
-                distributed.utils.silence_logging_cmgr(logging.CRITICAL)
-            )  # we report it ourselves
-            return stack.enter_context(
-                _start(stack, workers) if address is None else _connect(address, warn)
-            )
-
-        def compute(
-            work: Work[TaskT, ResultT],
-            tasks: Sequence[TaskT],
-            progress: Progress,
-        ) -> Iterator[tuple[int, ResultT | Failure]]:
-            """Workers do not report parts of points."""
-            if not tasks:
-                return
-            client, batch = open_client(), uuid.uuid4().hex[:12]
-            indices = {f"wflmc-{batch}-{index}": index for index in range(len(tasks))}
-            # Pickled here and not by Dask: a scheduler needs neither this package nor JAX.
-            pickled = [cloudpickle.dumps(task) for task in tasks]
-            futures = client.map(
-                _pickled_by_value(work), pickled, key=list(indices), pure=False
-            )
-            try:
-                for future in distributed.as_completed(futures):
-                    yield indices[future.key], _result(future)
-                    future.release()
-            except distributed.CancelledError:
-                raise StudyError(
-                    f"The scheduler is gone, or has dropped the work. {RESUME}"
-                ) from None
-            finally:
-                client.cancel([future for future in futures if not future.done()])
-
-        yield compute
+    def _open_client(self) -> distributed.Client:
+        """Return the client, which is opened the first time."""
+        if self._client is None:
+            enter = self._stack.enter_context
+            enter(dask.config.set(SETTINGS))
+            # What Dask logs at a loss is reported here as one sentence.
+            enter(distributed.utils.silence_logging_cmgr(logging.CRITICAL))
+            if self._address is None:
+                client = _start(self._stack, self._workers)
+            else:
+                client = _connect(self._address, self._warn)
+            self._client = enter(client)
+        return self._client
 
 
-def _start(stack: ExitStack, workers: int | None) -> _Client:
+def _start(stack: ExitStack, workers: int | None) -> distributed.Client:
     """Return a client of workers on this machine, which end with the stack."""
-    # Workers share compiled code with this process.
-    shared = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    environment = {
-        name.upper(): str(value)
-        for name in shared
-        if (value := getattr(jax.config, name)) is not None
-    }
+    if workers is None:
+        uses_processors = jax.default_backend() == "cpu"
+        workers = dask.system.CPU_COUNT if uses_processors else 1
+    environment = {}
+    for name in SHARED_WITH_WORKERS:
+        value = getattr(jax.config, name)
+        if value is not None:
+            environment[name.upper()] = str(value)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wflmc-dask-"))
     with _interrupts_deferred():
         cluster = distributed.LocalCluster(
-            n_workers=workers
-            or (dask.system.CPU_COUNT if jax.default_backend() == "cpu" else 1),
+            n_workers=workers,
             threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",  # any free port; 8787 may be another cluster's
+            # Any free port; 8787 may be another cluster's.
+            dashboard_address="127.0.0.1:0",
             scheduler_kwargs={"dashboard": False},
             worker_dashboard_address=None,
             local_directory=folder,
@@ -182,50 +160,57 @@ def _start(stack: ExitStack, workers: int | None) -> _Client:
     return distributed.Client(cluster)
 
 
-def _connect(address: str, warn: Warn) -> _Client:
-    """Return a client of the scheduler at an address, or of the one that writes a JSON file."""
-    where = {"address": address}
+def _connect(address: str, warn: Warn) -> distributed.Client:
+    """Return a client of the scheduler at an address, or of the one that writes a
+    file."""
+    scheduler = {"address": address}
     if address.endswith(".json"):
         file = os.path.expanduser(address)
-        where, deadline = {"scheduler_file": file}, time.monotonic() + WAIT
-        if not os.path.exists(file):
-            warn(
-                f"{file} is not there yet; waiting up to {WAIT:.0f} s for a scheduler to write it."
-            )
-        while not os.path.exists(file):
-            if time.monotonic() > deadline:
-                raise InputError(
-                    "--engine",
-                    f"dask:{file}",
-                    "the file that a Dask scheduler has written",
-                )
-            time.sleep(0.1)
+        _wait_for_file(file, warn)
+        scheduler = {"scheduler_file": file}
     try:
-        client = distributed.Client(**where)
+        client = distributed.Client(**scheduler)
     except (OSError, ValueError) as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            "--engine", f"dask:{address}", f"where a Dask scheduler answers ({why})"
+            "--engine", f"dask:{address}", f"where a Dask scheduler answers ({reason})"
         ) from None
     if not client.scheduler_info(n_workers=1)["workers"]:
         warn(f"The scheduler at {address} has no workers yet; waiting for them.")
     return client
 
 
+def _wait_for_file(file: str, warn: Warn) -> None:
+    """Wait until a scheduler has written its file; Dask itself would wait forever."""
+    if os.path.exists(file):
+        return
+    warn(
+        f"{file} is not there yet; waiting up to {MAX_FILE_WAIT:.0f} s for a scheduler "
+        "to write it."
+    )
+    deadline = time.monotonic() + MAX_FILE_WAIT
+    while not os.path.exists(file):
+        if time.monotonic() > deadline:
+            raise InputError(
+                "--engine", f"dask:{file}", "the file that a Dask scheduler has written"
+            )
+        time.sleep(FILE_WAIT_STEP)
+
+
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the block is done: a cluster that is half started cannot be ended.
+    """Defer Ctrl-C until the block is done: a half-started cluster cannot be ended.
 
-    Ctrl-C reaches every process of a terminal, except those started in this block and by threads started in it: the
-    command alone answers it, and then ends the workers.
+    Ctrl-C reaches every process of a terminal, except those started in this block and
+    by threads started in it: the command alone answers it, and then ends the workers.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(
-        signal, "pthread_sigmask"
-    ):
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or not hasattr(signal, "pthread_sigmask"):
         yield
         return
     pending: list[int] = []
-    resource_tracker.ensure_running()  # a thread that starts it would unblock the signal
+    # Started here: a thread that starts it would unblock the signal.
+    resource_tracker.ensure_running()
     handler = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -238,8 +223,11 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
-    """Return a function that a scheduler can hold without importing this package: it belongs to no module."""
-    payload = order(cloudpickle.dumps(work))
+    """Return a function that a scheduler can hold without importing this package.
+
+    A nested function belongs to no module, and is pickled with its code.
+    """
+    work_order = order(cloudpickle.dumps(work))
 
     def call(task: bytes) -> object:
         from distributed import get_worker
@@ -247,7 +235,7 @@ def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
         try:
             from wflmc.apps.studies.engines import perform
 
-            return perform(payload, task)
+            return perform(work_order, task)
         except Exception as error:
             raise RuntimeError(
                 f"The worker at {get_worker().address} cannot be used: {error}"
@@ -256,14 +244,16 @@ def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
     return call
 
 
-def _result(future: _Future) -> Any:
-    """Return the result of a task, or its failure."""
+def _result(future: distributed.Future) -> Any:
+    """Return the result of a task, or its failure; raise if its worker cannot be
+    used."""
     if future.status != "error":
         return future.result()
     error = future.exception()
     if isinstance(error, distributed.KilledWorker):
-        times = error.allowed_failures + 1
+        deaths = error.allowed_failures + 1
         return Failure(
-            f"Its worker died {times} times (memory, perhaps). The same command tries it again."
+            f"Its worker died {deaths} times (memory, perhaps). The same command tries "
+            "it again."
         )
     raise StudyError(f"{str(error).rstrip('.')}. {RESUME}")

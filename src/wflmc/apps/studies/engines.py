@@ -1,7 +1,8 @@
-"""Engines compute the points of a study: in this process, one after the other, or on the workers of a Dask cluster.
+"""Engines compute the points of a study: in this process, or on a Dask cluster.
 
-An engine is a function from work and tasks to results in the order of completion. A task that fails gives a `Failure`,
-and the others go on. Work returns plain data, the same wherever it is done.
+An engine is a function from work and tasks to results in the order of completion. A
+task that fails gives a `Failure`, and the others go on. Work returns plain data, the
+same wherever it is computed.
 """
 
 import pickle
@@ -21,22 +22,27 @@ from wflmc.support.errors import (
 )
 
 Progress = Callable[[float], None]
-"""Called with how much of the work is done."""
+"""Called with the part of the work that is finished."""
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 Work = Callable[[TaskT, Progress], ResultT]
-"""From a task, and a function that takes the share of it that is done, to plain data."""
+"""From a task, and a function that takes the finished part of it, to plain data."""
+
+MAX_SHOWN_VERSION = 12
+"""Characters of a version or digest that an error shows."""
 
 
 class Failure(NamedTuple):
-    """A task without a result: why, in a sentence, and where in the code if the error was not expected."""
+    """A task without a result."""
 
     reason: str
+    """One sentence."""
     traceback: str | None = None
+    """Where in the code, if the error was not expected."""
 
 
 class StudyError(UnfinishedError):
-    """Points of a study failed, or the workers are gone; the sentence says what to do."""
+    """Points of a study failed, or the workers are gone; the text names the remedy."""
 
 
 class Engine(Protocol):
@@ -48,16 +54,29 @@ class Engine(Protocol):
         tasks: Sequence[TaskT],
         progress: Progress,
     ) -> Iterator[tuple[int, ResultT | Failure]]:
-        """Yield the indices of tasks with their results, or failures, in the order of completion."""
+        """Yield the indices of tasks with their results, in the order of completion.
+
+        Args:
+            work: computes a task; the same wherever it runs.
+            tasks: what is computed.
+            progress: called with the number of finished tasks, fractions included, by
+                engines that see the inside of a task.
+
+        Yields:
+            The index of a task, and its result or its failure.
+        """
 
 
 class WorkOrder(TypedDict):
-    """What a worker is sent once for all tasks: plain data, which it can read whatever its version is."""
+    """What a worker receives once for all tasks.
+
+    It is plain data, which a worker can read whatever its version of wflmc is.
+    """
 
     work: bytes
     """Pickled."""
     settings: dict[str, object]
-    """Of JAX, which decide results."""
+    """Settings of JAX that decide results."""
     software: dict[str, str]
     """Versions, by name."""
 
@@ -67,14 +86,38 @@ def local(
     tasks: Sequence[TaskT],
     progress: Progress,
 ) -> Iterator[tuple[int, ResultT | Failure]]:
-    """Compute all tasks in this process, in order."""
+    """Compute all tasks in this process, in order.
+
+    It is the engine `local`. A task begins when the result of the one before has been
+    taken, so that a caller who stores each result loses at most one of them.
+
+    Args:
+        work: computes a task.
+        tasks: what is computed.
+        progress: called with the number of finished tasks, fractions included.
+
+    Yields:
+        The index of a task, and its result or its failure.
+    """
     for index, task in enumerate(tasks):
         yield index, attempt(work, task, part_of(progress, index, 1))
 
 
 def part_of(progress: Progress, start: float, size: float) -> Progress:
-    """Return the progress of a part of the work that begins at `start` and is `size` of the whole."""
-    return lambda share: progress(start + size * share)
+    """Return the progress of a part of the work.
+
+    The part reports numbers from 0 to 1, as if it were everything; the original
+    function receives `start` + `size` times that number.
+
+    Args:
+        progress: of all the work.
+        start: how much of the work is finished when the part begins.
+        size: of the part, in units of the work.
+
+    Returns:
+        A function for the part.
+    """
+    return lambda fraction: progress(start + size * fraction)
 
 
 def attempt(
@@ -82,7 +125,17 @@ def attempt(
     task: TaskT,
     progress: Progress,
 ) -> ResultT | Failure:
-    """Return the result of a task, or its failure."""
+    """Return the result of a task, or its failure.
+
+    Errors that a user can mend (bad input, a diverged chain, an exhausted budget)
+    become one sentence; any other exception is taken for a fault in wflmc and keeps its
+    traceback. Interrupts pass through.
+
+    Args:
+        work: computes the task.
+        task: what is computed.
+        progress: called with the finished part of the task.
+    """
     try:
         return work(task, progress)
     except InputError as error:
@@ -95,16 +148,28 @@ def attempt(
 
 @contextmanager
 def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
-    """Yield the engine of a name: `local`, `dask` (workers on this machine) or `dask:ADDRESS` (of a scheduler).
+    """Yield the engine of a name.
 
-    A cluster is started, or connected to, at the first task, and left at the end.
+    A cluster is started, or connected to, at the first task, and left at the end: a
+    study whose points are all in the cache starts none.
 
     Args:
-        workers: number of workers on this machine; by default one per core, and one where JAX uses an accelerator.
+        name: `local`; `dask`, with workers on this machine; or `dask:ADDRESS`, with
+            those of a scheduler.
+        workers: number of workers on this machine; None for one per core, and for one
+            where JAX uses an accelerator.
         warn: called while a scheduler or its workers are waited for.
+
+    Yields:
+        The engine.
+
+    Raises:
+        InputError: if there is no such engine, if Dask is not installed, or if workers
+            are counted for another engine than `dask`.
     """
     kind, colon, address = name.partition(":")
-    if name != "local" and not (kind == "dask" and bool(colon) == bool(address)):
+    is_dask = kind == "dask" and bool(colon) == bool(address)
+    if name != "local" and not is_dask:
         raise InputError(
             "--engine",
             name,
@@ -117,14 +182,21 @@ def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
     if name == "local":
         yield local
         return
-    from wflmc.apps.studies.cluster import open_cluster  # distributed is optional
+    from wflmc.apps.studies.cluster import DaskEngine  # distributed is optional
 
-    with open_cluster(address or None, workers, warn) as engine:
+    with DaskEngine(address or None, workers, warn) as engine:
         yield engine
 
 
 def order(work: bytes) -> WorkOrder:
-    """Return pickled work with the settings of this process that decide its results."""
+    """Return pickled work together with what decides its results in this process.
+
+    A worker compares the versions with its own and takes over the settings of JAX
+    before it unpickles anything.
+
+    Args:
+        work: as pickled by cloudpickle.
+    """
     settings = {name: getattr(jax.config, name) for name in JAX_SETTINGS}
     return {"work": work, "settings": settings, "software": software()}
 
@@ -132,24 +204,43 @@ def order(work: bytes) -> WorkOrder:
 def perform(order: WorkOrder, task: bytes) -> object:
     """Compute a pickled task on a worker.
 
+    The worker's settings of JAX become those of the order, and stay so.
+
+    Args:
+        order: the work, and where it comes from.
+        task: pickled.
+
     Returns:
         The result of the task, or its `Failure`.
 
     Raises:
-        StudyError: the worker's software or settings would give other results.
+        StudyError: if the worker's software would give other results; nothing is
+            unpickled then.
     """
     for name, value in order["settings"].items():
         if getattr(jax.config, name) != value:
             jax.config.update(name, value)  # type: ignore[no-untyped-call]
             software.cache_clear()
-    here, wanted = software(), order["software"]
-    differences = [
-        f"{name} {(here.get(name) or 'none')[:12]} instead of {(wanted.get(name) or 'none')[:12]}"
-        for name in {**wanted, **here}
-        if here.get(name) != wanted.get(name)
-    ]
+    differences = _differences(software(), order["software"])
     if differences:
         raise StudyError(
-            f"it is not set up as this machine, and would give other numbers: {', '.join(differences)}"
+            "it is not set up as this machine, and would give other numbers: "
+            + ", ".join(differences)
         )
-    return attempt(pickle.loads(order["work"]), pickle.loads(task), lambda _: None)
+    work = pickle.loads(order["work"])
+    return attempt(work, pickle.loads(task), lambda _: None)
+
+
+def _differences(installed: dict[str, str], required: dict[str, str]) -> list[str]:
+    """Return in which names the software of a worker differs, with both versions."""
+    differences = []
+    for name in {**required, **installed}:
+        worker_version = installed.get(name)
+        version = required.get(name)
+        if worker_version != version:
+            shown_worker_version = (worker_version or "none")[:MAX_SHOWN_VERSION]
+            shown_version = (version or "none")[:MAX_SHOWN_VERSION]
+            differences.append(
+                f"{name} {shown_worker_version} instead of {shown_version}"
+            )
+    return differences

@@ -1,4 +1,5 @@
-"""Grids of values, as `wflmc sweep --grid` takes them, and the points that they span."""
+"""Grids of values, as `wflmc sweep --grid` takes them, and the points that they
+span."""
 
 import itertools
 import math
@@ -10,8 +11,15 @@ from typing import NamedTuple
 from wflmc.support.errors import InputError
 
 FORMS = "of the form KEY=a:b:step or KEY=v1,v2,..., such as link.snr_db=0:40:2"
+"""How a grid is written, for errors and help."""
 MAX_POINTS = 1_000_000
-BRACKETS, QUOTES = (("(", ")"), ("[", "]"), ("{", "}")), "\"'"
+"""Points of a sweep, and values of a range."""
+MAX_DECIMAL_EXPONENT = 308
+"""Of numbers that floats can hold."""
+BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
+"""Between these a comma does not separate values."""
+QUOTES = "\"'"
+"""Between two of the same a comma does not separate values."""
 
 
 class Grid(NamedTuple):
@@ -24,43 +32,75 @@ class Grid(NamedTuple):
 def parse_grid(text: str) -> Grid:
     """Return the grid of `KEY=a:b:step`, both ends included, or of `KEY=v1,v2,...`.
 
+    Numbers are counted in decimal, so that rounding neither adds nor loses an end.
+    Values of a list stay as they are typed; two that mean the same, such as 1 and 1.0,
+    are refused.
+
+    Args:
+        text: as typed after `--grid`.
+
+    Returns:
+        The key and its values; range values are whole numbers where a, b and step are,
+        and otherwise floats to the last digit.
+
+    Raises:
+        InputError: if the text has no such form, or a range does not reach its end.
+
     >>> parse_grid("link.snr_db=0:1:0.5")
     Grid(key='link.snr_db', values=('0.0', '0.5', '1.0'))
     >>> parse_grid("link.power=[0.01,0.02],0.01").values
     ('[0.01,0.02]', '0.01')
     """
-    key, _, given = text.partition("=")
-    if not (key.strip() and given.strip()):
+    key, _, listing = text.partition("=")
+    if not (key.strip() and listing.strip()):
         raise InputError("--grid", text, FORMS)
-    items = _split(given)
+    items = _split(listing)
     if "" in items:
         raise InputError("--grid", text, "without empty values: " + FORMS)
-    ranges = [
-        item
-        for item in items
-        if ":" in item and _number(item.partition(":")[0]) is not None
-    ]
-    if ranges and len(items) > 1:
-        raise InputError(
-            "--grid", text, "either one range or a list of values: " + FORMS
-        )
-    values = _range(text, ranges[0]) if ranges else items
-    if len({_meaning(value) for value in values}) < len(values):
+    values = items
+    if any(_is_range(item) for item in items):
+        if len(items) > 1:
+            raise InputError(
+                "--grid", text, "either one range or a list of values: " + FORMS
+            )
+        values = _range_values(text, items[0])
+    meanings = {_meaning(value) for value in values}
+    if len(meanings) < len(values):
         raise InputError("--grid", text, "of values that differ")
     return Grid(key.strip(), tuple(values))
 
 
 def unquoted(value: str) -> str:
-    """Return a value without the quotation marks around it."""
-    return (
-        value[1:-1]
-        if len(value) > 1 and value[0] == value[-1] and value[0] in QUOTES
-        else value
-    )
+    """Return a value without the quotation marks around it.
+
+    Only a pair of the same marks is removed, and only one pair; other values are
+    returned as they are.
+
+    Args:
+        value: of a grid.
+
+    >>> unquoted("'x,y'")
+    'x,y'
+    """
+    if len(value) < 2:
+        return value
+    is_quoted = value[0] == value[-1] and value[0] in QUOTES
+    return value[1:-1] if is_quoted else value
 
 
 def points(grids: Sequence[Grid]) -> list[tuple[str, ...]]:
-    """Return one value per grid for every point; the first grid varies most slowly."""
+    """Return all combinations of the values of some grids.
+
+    Args:
+        grids: at least one, with keys that differ.
+
+    Returns:
+        One value per grid for every point, in the order of the grids; the first grid
+        varies most slowly.
+
+    Raises:
+        InputError: if a key is repeated, or if there are more than a million points.
+    """
     keys = [grid.key for grid in grids]
     repeated = [key for key in keys if keys.count(key) > 1]
     if repeated:
@@ -84,45 +124,49 @@ def _split(text: str) -> list[str]:
 
 def _is_open(text: str) -> bool:
     """Return whether a bracket or a quotation mark of a text is not closed."""
-    return any(text.count(a) > text.count(b) for a, b in BRACKETS) or any(
-        text.count(mark) % 2 for mark in QUOTES
+    has_open_bracket = any(
+        text.count(opening) > text.count(closing) for opening, closing in BRACKETS
     )
+    has_open_quote = any(text.count(mark) % 2 for mark in QUOTES)
+    return has_open_bracket or has_open_quote
+
+
+def _is_range(item: str) -> bool:
+    """Return whether a value is meant as a range: it begins with a number and a
+    colon."""
+    first, colon, _ = item.partition(":")
+    return bool(colon) and _number(first) is not None
 
 
 def _meaning(value: str) -> Fraction | str:
     """Return the same for texts of the same value."""
     number = _number(value)
-    return unquoted("".join(value.split())) if number is None else number
+    if number is not None:
+        return number
+    return unquoted("".join(value.split()))
 
 
 def _number(text: str) -> Fraction | None:
-    """Return a decimal number exactly; None for other texts and for numbers beyond the range of floats."""
+    """Return a decimal number exactly; None for other texts and beyond floats'
+    range."""
     try:
         number = Decimal(text.strip())
     except InvalidOperation:
         return None
-    return (
-        Fraction(number)
-        if number.is_finite() and abs(number.adjusted()) < 308
-        else None
-    )
+    if not number.is_finite() or abs(number.adjusted()) >= MAX_DECIMAL_EXPONENT:
+        return None
+    return Fraction(number)
 
 
-def _range(text: str, item: str) -> list[str]:
-    """Return a, a + step, ..., b, in exact arithmetic, so that rounding neither adds nor loses an end."""
+def _range_values(text: str, item: str) -> list[str]:
+    """Return a, a + step, ..., b in exact arithmetic.
+
+    Args:
+        text: of the grid, for errors.
+        item: a:b:step.
+    """
     parts = [part.strip() for part in item.split(":")]
-    numbers = [number for part in parts if (number := _number(part)) is not None]
-    if len(parts) != 3 or len(numbers) != 3:
-        raise InputError(
-            "--grid",
-            text,
-            "a range a:b:step of three numbers, such as link.snr_db=0:40:2",
-        )
-    first, last, step = numbers
-    if step == 0 or (last - first) * step < 0:
-        raise InputError(
-            "--grid", text, f"a range whose step leads from {parts[0]} to {parts[1]}"
-        )
+    first, last, step = _range_numbers(text, parts)
     steps = (last - first) / step
     if steps >= MAX_POINTS:
         raise InputError("--grid", text, f"a range of at most {MAX_POINTS:,} values")
@@ -134,5 +178,33 @@ def _range(text: str, item: str) -> list[str]:
             f"a range that ends at {parts[1]}; this one would end at {end}",
         )
     values = [first + index * step for index in range(int(steps) + 1)]
-    whole = all(part.lstrip("+-").isdigit() for part in parts)
-    return [str(int(value)) if whole else repr(float(value)) for value in values]
+    if all(part.lstrip("+-").isdigit() for part in parts):
+        return [str(int(value)) for value in values]
+    return [repr(float(value)) for value in values]
+
+
+def _range_numbers(
+    text: str,
+    parts: list[str],
+) -> tuple[Fraction, Fraction, Fraction]:
+    """Return the first number, the last and the step, which leads from one to the
+    other.
+
+    Args:
+        text: of the grid, for errors.
+        parts: of the range, as typed.
+    """
+    numbers = [_number(part) for part in parts]
+    finite_numbers = [number for number in numbers if number is not None]
+    if len(parts) != 3 or len(finite_numbers) != 3:
+        raise InputError(
+            "--grid",
+            text,
+            "a range a:b:step of three numbers, such as link.snr_db=0:40:2",
+        )
+    first, last, step = finite_numbers
+    if step == 0 or (last - first) * step < 0:
+        raise InputError(
+            "--grid", text, f"a range whose step leads from {parts[0]} to {parts[1]}"
+        )
+    return first, last, step
