@@ -52,7 +52,7 @@ trace = wflmc.sample(jax.random.key(2), posterior, plan, chains=4)
 # %% [markdown]
 # ## Which diagnostic to believe
 #
-# Hidden units can change places: R-hat of the weights says little, that of predictions tells.
+# Hidden units are exchangeable, so R-hat of the weights means little. Look at R-hat of the predictions.
 
 # %%
 functions = {

@@ -1,7 +1,8 @@
 # %% [markdown]
-# # Your own NumPyro model
+# # A custom NumPyro model
 #
-# A NumPyro model is used as it is: its sites are the parameters, its observations are split over devices.
+# A NumPyro model is used as it is: its sites are the parameters, and its observations are
+# split over devices.
 
 # %%
 import jax
@@ -33,7 +34,7 @@ posterior
 # %% [markdown]
 # ## Without privacy, over an ideal link
 #
-# What `plan` is not told it chooses: kinetic dynamics, step size, burn-in, samples.
+# `plan` chooses what it is not given: kinetic dynamics, step size, burn-in and samples.
 
 # %%
 ideal = wflmc.Link(wflmc.channel.static(), snr_db=150)
@@ -56,8 +57,9 @@ for site, values in sorted(nuts.get_samples().items()):
 # %% [markdown]
 # ## With privacy
 #
-# (ε, δ) = (8, 1e-5) per record, adjacency `replace`. Here the pilot has looked at the data, which ε does not cover, as
-# the plan's warnings say; with the posterior of public data as `preconditioner` nothing would.
+# (ε, δ) = (8, 1e-5) per record, adjacency `replace`. The pilot chains look at the data
+# here, which ε does not cover; the plan's warnings state this. With the posterior of public
+# data as `preconditioner`, everything is covered.
 
 # %%
 privacy = wflmc.Privacy(

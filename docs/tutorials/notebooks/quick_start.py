@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Quick start
 #
-# Thirty devices hold a linear regression between them. We plan, sample and compare with the exact posterior.
+# Thirty devices hold the data of a linear regression. We plan, sample and compare with the
+# exact posterior.
 
 # %%
 import jax

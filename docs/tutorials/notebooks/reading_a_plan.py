@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Reading a plan
 #
-# A plan is all that the sampler needs. It has three parts: the rounds, a certificate and a context.
+# A plan is everything that the sampler needs. It has three parts: the rounds, a certificate and a context.
 
 # %%
 import jax
@@ -12,8 +12,12 @@ import wflmc
 posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
 link = wflmc.Link(wflmc.channel.rayleigh(power=0.01), snr_db=20)
 privacy = wflmc.Privacy(epsilon=15, delta=0.01, clip=30)
-how = {"step_size": 0.4 / (posterior.mu + posterior.L), "burn_in": 50, "samples": 50}
-plan = wflmc.plan(posterior, link, privacy, **how)
+settings = {
+    "step_size": 0.4 / (posterior.mu + posterior.L),
+    "burn_in": 50,
+    "samples": 50,
+}
+plan = wflmc.plan(posterior, link, privacy, **settings)
 plan
 
 # %% [markdown]
@@ -40,13 +44,13 @@ axes[1].legend()
 # ## What would help
 
 # %%
-for cause in wflmc.advise(posterior, link, privacy, **how):
+for cause in wflmc.advise(posterior, link, privacy, **settings):
     print(cause)
 
 # %% [markdown]
 # ## The warnings
 #
-# They say what the numbers do not cover.
+# Warnings state what the numbers do not cover.
 
 # %%
 print(*plan.warnings, sep="\n")
