@@ -385,7 +385,7 @@ def test_large_features_stay_float32_and_their_curvature_is_found_without_second
     dense = wflmc.softmax_regression(jax.random.key(0), 5, **arguments)
     assert dense.features.dtype == np.float32
     whitened = dense.whitened(np.diag(np.linspace(0.5, 2, 21)))
-    monkeypatch.setattr(softmax, "MANY", 0)
+    monkeypatch.setattr(softmax, "LANCZOS_FEATURES", 0)
     large = wflmc.softmax_regression(jax.random.key(0), 5, **arguments)
     assert np.array_equal(large.features, dense.features)
     assert dense.L * (1 - 1e-6) <= large.L <= 1.01 * dense.L

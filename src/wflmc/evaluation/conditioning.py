@@ -22,7 +22,7 @@ from scipy.special import ndtr, ndtri
 
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, Posterior
-from wflmc.posterior.base import Maybe, check_posterior
+from wflmc.posterior.base import OptionalArray, check_posterior
 from wflmc.posterior.coordinates import Affine, Array, Coordinates
 from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
@@ -483,7 +483,7 @@ def _secants(posterior: Posterior, plan: Plan, middle: Array) -> Array:
 
 @jax.jit
 def _gradient_sums(
-    posterior: Posterior, points: jax.Array, example_clip: Maybe
+    posterior: Posterior, points: jax.Array, example_clip: OptionalArray
 ) -> jax.Array:
     """Return the sum of all devices' gradients at points[point, m], examples clipped and devices not, [point, m]."""
     weight = jnp.ones(posterior.devices)

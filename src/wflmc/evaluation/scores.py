@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
 from wflmc.posterior import GaussianPosterior, Predicts
-from wflmc.posterior.inputs import Array, checked
+from wflmc.posterior.inputs import Array, check_data
 from wflmc.support.errors import InputError
 
 BINS = 20
@@ -194,7 +194,7 @@ def regression_scores(
     target: ArrayLike,
 ) -> RegressionScores:
     """Return scores of each chain's predictions N(θᵀu, 1), averaged over its draws theta[chain, draw, m]."""
-    rows, observed = checked(features, target)
+    rows, observed = check_data(features, target)
     rows = posterior.design_matrix(rows)
     chains, draws, _ = theta.shape
     squares, densities = np.zeros(chains), np.zeros(chains)

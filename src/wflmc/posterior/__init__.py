@@ -1,4 +1,4 @@
-"""Models and their data on devices: clipped gradient sums, μ and L, and exact laws where they exist."""
+"""Models and their data on devices: clipped gradient sums, μ and L, and exact laws."""
 
 from wflmc.dynamics import Motion
 from wflmc.posterior.base import HasLaw, Posterior, Predicts
@@ -10,7 +10,21 @@ from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import SoftmaxPosterior, softmax_regression
 
 __all__ = [
-    "Coordinates", "CustomPosterior", "Gaussian", "GaussianPosterior", "HasLaw", "Motion", "Posterior", "Predicts",
-    "Regression", "SoftmaxPosterior", "coordinates", "gaussian_regression", "pool", "posterior_from",
-    "softmax_regression", "w2_squared", "whitening",
-]  # fmt: skip
+    "Coordinates",
+    "CustomPosterior",
+    "Gaussian",
+    "GaussianPosterior",
+    "HasLaw",
+    "Motion",
+    "Posterior",
+    "Predicts",
+    "Regression",
+    "SoftmaxPosterior",
+    "coordinates",
+    "gaussian_regression",
+    "pool",
+    "posterior_from",
+    "softmax_regression",
+    "w2_squared",
+    "whitening",
+]

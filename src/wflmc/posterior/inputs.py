@@ -1,4 +1,4 @@
-"""Checks of what all models are given: data, labels, prior and start."""
+"""Checks of what all models take from users: data, labels, prior and start."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,145 +10,216 @@ from wflmc.support.errors import InputError, unknown
 Array = NDArray[np.float64]
 
 INITS = ("prior", "zero")
+"""Where chains may start: drawn from the prior, or at zero."""
 Names = tuple[int, ...] | tuple[str, ...]
-MOST = 1000
+"""The labels of classes: whole numbers, or texts."""
+MAX_CLASSES = 1000
 """Classes that are taken from data; more are targets of a regression, or a mistake."""
+MAX_SHOWN_NAMES = 6
+"""Classes that an error names."""
+LABEL_KINDS = "labelled by whole numbers or text"
+"""What labels must be, in errors."""
 
 
 def check_init(init: str) -> None:
-    """Refuse a start that is not known."""
+    """Refuse the name of a start that does not exist.
+
+    Args:
+        init: one of `INITS`.
+
+    Raises:
+        InputError: names the starts that exist.
+    """
     if init not in INITS:
         raise unknown("init", init, INITS, section="sampler")
 
 
 def check_positive(numbers: Mapping[str, float], or_zero: bool = False) -> None:
-    """Refuse what is not one finite number above 0, or 0 where that is welcome; `numbers` are by name."""
+    """Refuse what is not one finite number above 0.
+
+    Args:
+        numbers: by the names of the arguments that they were passed for.
+        or_zero: whether 0 is allowed as well.
+
+    Raises:
+        InputError: for the first that is an array, a text, negative, infinite or nan.
+    """
+    bound = "at least" if or_zero else "above"
     for name, value in numbers.items():
-        one = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
-        if not (one and 0 <= value < np.inf and (or_zero or value)):
-            raise InputError(
-                name,
-                value,
-                f"a number, finite and {'at least' if or_zero else 'above'} 0",
-            )
+        is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+        if not (is_number and 0 <= value < np.inf and (or_zero or value)):
+            raise InputError(name, value, f"a number, finite and {bound} 0")
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse what is no size of at least one."""
+    """Refuse what is not a whole number of at least one.
+
+    Args:
+        **counts: sizes, by the names of the arguments that they were passed for.
+
+    Raises:
+        InputError: for the first that is none; booleans are none either.
+    """
     for name, value in counts.items():
-        if (
-            not isinstance(value, int | np.integer)
-            or isinstance(value, bool)
-            or value < 1
-        ):
+        is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_whole or value < 1:
             raise InputError(name, value, "a whole number of at least 1")
 
 
-def checked(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    """Return X[N, features] and y[N] as finite floats; float32 features stay what they are."""
-    raw = np.asarray(X), np.asarray(y)
-    if any(array.dtype.kind not in "fiub" for array in raw):
-        raise InputError(
-            "data",
-            f"X of type {raw[0].dtype} and y of type {raw[1].dtype}",
-            "real numbers",
-        )
-    features, target = (
-        raw[0] if raw[0].dtype == np.float32 else raw[0].astype(float),
-        raw[1].astype(float),
-    )
-    if (
-        features.ndim != 2
-        or target.ndim != 1
-        or features.shape[0] != target.shape[0]
-        or not features.size
-    ):
-        given = f"X of shape {features.shape} and y of shape {target.shape}"
-        raise InputError("data", given, "X[N, features] and y[N], not empty")
+def check_data(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    """Return the examples of a regression as arrays of finite floats.
+
+    Args:
+        X: features, [N, d]; those in float32 stay in it, to save memory.
+        y: targets, [N].
+
+    Returns:
+        Features [N, d] and targets [N].
+
+    Raises:
+        InputError: if the data are empty, of unequal length, of another type than real
+            numbers, or not finite.
+    """
+    features = np.asarray(X)
+    target = np.asarray(y)
+    if not (_is_real(features) and _is_real(target)):
+        problem = f"X of type {features.dtype} and y of type {target.dtype}"
+        raise InputError("data", problem, "real numbers")
+    if features.dtype != np.float32:
+        features = features.astype(float)
+    target = target.astype(float)
+    if features.ndim != 2 or target.ndim != 1:
+        raise _wrong_shapes(features, target)
+    if features.shape[0] != target.shape[0] or not features.size:
+        raise _wrong_shapes(features, target)
     if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
         raise InputError("data", "values that are nan or infinite", "finite everywhere")
     return features, target
 
 
+def _is_real(values: np.ndarray) -> bool:
+    """Return whether an array holds real numbers or booleans."""
+    return values.dtype.kind in "fiub"
+
+
+def _wrong_shapes(features: np.ndarray, target: np.ndarray) -> InputError:
+    """Return the error for data whose shapes do not fit a regression."""
+    problem = f"X of shape {features.shape} and y of shape {target.shape}"
+    return InputError("data", problem, "X[N, features] and y[N], not empty")
+
+
 def with_intercept(features: Array) -> Array:
-    """Return the features and a column of ones."""
+    """Return features with a column of ones appended, of the same type.
+
+    Args:
+        features: u[N, d].
+
+    Returns:
+        [N, d + 1].
+    """
     return np.column_stack([features, np.ones(features.shape[0], features.dtype)])
 
 
 def class_names(
     y: ArrayLike, classes: int | Sequence[int] | Sequence[str] | None
 ) -> Names:
-    """Return the label of every class: 0 to C − 1 for a number C, names as given, else the sorted labels that y has."""
+    """Return the label of every class.
+
+    Labels that are found in the data depend on them: where the set of classes is not
+    public, callers should declare it.
+
+    Args:
+        y: labels, [N]; read only where `classes` is None.
+        classes: C, for labels 0 to C − 1; or the labels themselves, whose order is
+            kept; or None, for all labels that y has, sorted.
+
+    Raises:
+        InputError: for fewer than two classes or repeated names, or for labels in the
+            data that are neither whole numbers nor texts, or of more than 1,000
+            different values.
+    """
+    names: Names
     if isinstance(classes, int | np.integer):
-        names: Names = tuple(range(classes))
+        names = tuple(range(classes))
     elif classes is not None:
-        names = tuple(_values(classes).tolist())
+        names = tuple(_label_values(classes).tolist())
     else:
-        names = tuple(np.unique(_values(y)).tolist())
-        if not 2 <= len(names) <= MOST:
-            given = (
-                "labels y of one class only"
-                if len(names) < 2
-                else f"labels y of {len(names)} different values"
-            )
-            raise InputError(
-                "data",
-                given,
-                f"labelled by whole numbers or text, of 2 to {MOST} classes",
-            )
+        names = tuple(np.unique(_label_values(y)).tolist())
+        _check_names_of_data(names)
     if len(names) < 2 or len(set(names)) < len(names):
-        raise InputError(
-            "classes",
-            classes,
-            "at least 2, or the names of at least two classes, each given once",
+        requirement = (
+            "at least 2, or the names of at least two classes, each given once"
         )
+        raise InputError("classes", classes, requirement)
     return names
 
 
+def _check_names_of_data(names: Names) -> None:
+    """Refuse labels of the data that are too few or too many to be classes."""
+    if 2 <= len(names) <= MAX_CLASSES:
+        return
+    problem = f"labels y of {len(names)} different values"
+    if len(names) < 2:
+        problem = "labels y of one class only"
+    raise InputError("data", problem, f"{LABEL_KINDS}, of 2 to {MAX_CLASSES} classes")
+
+
 def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
-    """Return the class of every label, 0 to C − 1, refused where there is none of that name."""
+    """Return the class of every label, as a number.
+
+    Args:
+        y: labels, [N].
+        names: the label of every class, [C].
+
+    Returns:
+        Numbers 0 to C − 1, [N].
+
+    Raises:
+        InputError: for a label that is not among the names; it shows the position of
+            the first one, not the label.
+    """
     numbers = {name: number for number, name in enumerate(names)}
-    found = np.array(
-        [numbers.get(label, -1) for label in _values(y).tolist()], dtype=np.intp
-    )
-    if np.any(found < 0):
-        listed = ", ".join(map(str, names[:6])) + ", …" * (len(names) > 6)
-        raise InputError(
-            "data",
-            f"an unknown label y[{np.argmax(found < 0)}]",
-            f"labelled by {listed}",
-        )
-    return found
+    labels = _label_values(y).tolist()
+    classes = np.array([numbers.get(label, -1) for label in labels], dtype=np.intp)
+    is_unknown = classes < 0
+    if np.any(is_unknown):
+        shown_names = ", ".join(map(str, names[:MAX_SHOWN_NAMES]))
+        if len(names) > MAX_SHOWN_NAMES:
+            shown_names += ", …"
+        problem = f"an unknown label y[{np.argmax(is_unknown)}]"
+        raise InputError("data", problem, f"labelled by {shown_names}")
+    return classes
 
 
-def _values(y: ArrayLike) -> np.ndarray:
-    """Return labels as an array of whole numbers or of text."""
+def _label_values(y: ArrayLike) -> np.ndarray:
+    """Return labels as an array of whole numbers or of text.
+
+    Raises:
+        InputError: for labels of another type, or numbers that are not whole or may
+            have lost digits.
+    """
     values = np.asarray(y)
-    if values.dtype.kind == "O" and all(
-        isinstance(value, str) for value in values.flat
-    ):  # as tables hold text
+    if _holds_text_objects(values):
         values = values.astype(str)
     if values.dtype.kind not in "fiubU":
-        raise InputError(
-            "data",
-            f"labels y of type {values.dtype}",
-            "labelled by whole numbers or text",
-        )
+        raise InputError("data", f"labels y of type {values.dtype}", LABEL_KINDS)
     if values.dtype.kind == "U":
         return values
-    # One label that is no integer makes floats of all: from this size on, they may have lost digits by that.
-    largest = (
-        2.0 ** (np.finfo(values.dtype).nmant + 1)
-        if values.dtype.kind == "f"
-        else 2.0**63
-    )
-    bad = np.flatnonzero(
-        ~np.isfinite(values)
-        | (values != np.floor(values))
-        | (np.abs(values) >= largest)
-    )
-    if bad.size:
-        raise InputError(
-            "data", f"an invalid label y[{bad[0]}]", "labelled by whole numbers or text"
-        )
+    # One label that is no integer makes floats of all: from this size on, they may have
+    # lost digits by that.
+    largest = 2.0**63
+    if values.dtype.kind == "f":
+        largest = 2.0 ** (np.finfo(values.dtype).nmant + 1)
+    is_whole = np.isfinite(values) & (values == np.floor(values))
+    is_valid = is_whole & (np.abs(values) < largest)
+    if not np.all(is_valid):
+        first = np.flatnonzero(~is_valid)[0]
+        raise InputError("data", f"an invalid label y[{first}]", LABEL_KINDS)
     return values.astype(np.int64)
+
+
+def _holds_text_objects(values: np.ndarray) -> bool:
+    """Return whether an array holds texts as objects, as columns of tables do."""
+    if values.dtype.kind != "O":
+        return False
+    return all(isinstance(value, str) for value in values.flat)

@@ -10,43 +10,67 @@ from wflmc.support.errors import without_data
 
 Array = NDArray[np.float64]
 
+MAX_MEAN = 1e75
+"""Size from which on a mean counts as overflowed: its square is near 1e150."""
+MAX_COVARIANCE = 1e150
+"""Size from which on a covariance counts as overflowed: products of two such numbers
+would be near the largest float64, 1.8e308."""
+MAX_DOUBLED_SIZE = 12
+"""Numbers in a chain's state up to which the maps of rounds are composed by doubling.
+
+Doubling does log2(S) times the arithmetic in log2(S) large calls: it is faster only
+while matrices are small.
+"""
+
 
 class Gaussian(NamedTuple):
-    """Normal laws: mean[..., m] and covariance[..., m, m]."""
+    """Normal laws N(mean, covariance), any number of them along leading axes."""
 
     mean: Array
+    """[..., m]."""
     covariance: Array
+    """[..., m, m]."""
 
 
 def w2_squared(first: Gaussian, second: Gaussian) -> Array:
-    """Return W2² between Gaussians: ‖m1−m2‖² + tr(C1 + C2 − 2(C2^½ C1 C2^½)^½).
+    r"""Compute the squared Wasserstein distance between Gaussians (spec §6).
 
-    Broadcasts over the front; infinite where the first law has overflowed.
+    $W_2^2 = \lVert m_1 - m_2\rVert^2
+    + \mathrm{tr}\bigl(C_1 + C_2 - 2(C_2^{1/2} C_1 C_2^{1/2})^{1/2}\bigr)$. Point
+    masses, with covariances of zero, are allowed.
+
+    Args:
+        first: mean[..., m] and covariance[..., m, m].
+        second: laws whose leading axes broadcast against those of `first`.
+
+    Returns:
+        W2²[...], at least 0; infinite where the first law has overflowed.
     """
-    finite = np.asarray(
-        (np.abs(first.mean) < 1e75).all(-1)
-        & (np.abs(first.covariance) < 1e150).all((-1, -2))
-    )
-    first = Gaussian(
-        np.where(finite[..., None], first.mean, 0.0),
-        np.where(finite[..., None, None], first.covariance, 0.0),
-    )
+    mean_is_small = (np.abs(first.mean) < MAX_MEAN).all(-1)
+    covariance_is_small = (np.abs(first.covariance) < MAX_COVARIANCE).all((-1, -2))
+    finite = np.asarray(mean_is_small & covariance_is_small)
+    mean = np.where(finite[..., None], first.mean, 0.0)
+    covariance = np.where(finite[..., None, None], first.covariance, 0.0)
     values, vectors = np.linalg.eigh(second.covariance)
-    root = (vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ np.swapaxes(
-        vectors, -1, -2
-    )
-    inner = root @ first.covariance @ root
-    cross = np.sqrt(
-        np.maximum(np.linalg.eigvalsh(0.5 * (inner + np.swapaxes(inner, -1, -2))), 0.0)
-    ).sum(-1)
-    traces = np.trace(first.covariance, axis1=-2, axis2=-1) + values.sum(-1)
-    shift = ((first.mean - second.mean) ** 2).sum(-1)
-    return np.where(finite, np.maximum(shift + traces - 2 * cross, 0.0), np.inf)
+    scales = np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    root = (vectors * scales) @ np.swapaxes(vectors, -1, -2)
+    inner = root @ covariance @ root
+    symmetric = 0.5 * (inner + np.swapaxes(inner, -1, -2))
+    inner_values = np.maximum(np.linalg.eigvalsh(symmetric), 0.0)
+    cross = np.sqrt(inner_values).sum(-1)
+    traces = np.trace(covariance, axis1=-2, axis2=-1) + values.sum(-1)
+    shift = ((mean - second.mean) ** 2).sum(-1)
+    distance = np.maximum(shift + traces - 2 * cross, 0.0)
+    return np.where(finite, distance, np.inf)
 
 
 @without_data
 class LinearChain(NamedTuple):
-    """x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I) + N(0, D[s]), and θ[s] = R x[s]: the law of x stays Gaussian."""
+    """A chain whose rounds are affine maps with Gaussian noise.
+
+    x[s] = A[s] x[s−1] + b[s] + G[s] N(0, σ²[s] I) + N(0, D[s]) and θ[s] = R x[s]. The
+    law of x stays Gaussian.
+    """
 
     start: Gaussian
     """The law of x[0]."""
@@ -54,103 +78,178 @@ class LinearChain(NamedTuple):
     """A[..., S, n, n]."""
     offset: Array
     """b[..., S, n]."""
-    enters: Array
-    """G[..., S, n, m] by which the noise of a plan enters, or one [n, m] for all rounds."""
+    noise_matrix: Array
+    """G[..., S, n, m] by which a plan's noise enters, or one [n, m] for all rounds."""
     readout: Array
     """R[m, n]."""
-    other: Array | None = None
-    """D[..., S, n, n], the covariance of noise that is not the plan's; None where there is none."""
+    extra_covariance: Array | None = None
+    """D[..., S, n, n], of noise that is not the plan's; None where there is none."""
 
     def states(self, noise_variance: ArrayLike) -> Gaussian:
-        """Return the law of x[1..S] for σ²[..., S]."""
+        """Compute the law of the states x[1..S].
+
+        Args:
+            noise_variance: σ²[..., S], of the plan's noise.
+
+        Returns:
+            mean[..., S, n] and covariance[..., S, n, n]; infinite or nan where the
+            chain diverges.
+        """
         variance = np.asarray(noise_variance, dtype=float)[..., None, None]
-        spread = variance * (self.enters @ np.swapaxes(self.enters, -1, -2))
-        if self.other is not None:
-            spread = spread + self.other
-        # Doubling does log2(S) times the arithmetic in log2(S) large calls: faster only while matrices are small.
-        compose = _by_doubling if self.matrix.shape[-1] <= 12 else _round_by_round
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # a chain that diverges ends in inf, and is reported as such
-            return compose(self.start, self.matrix, self.offset, spread)
+        noise_covariance = variance * (
+            self.noise_matrix @ np.swapaxes(self.noise_matrix, -1, -2)
+        )
+        if self.extra_covariance is not None:
+            noise_covariance = noise_covariance + self.extra_covariance
+        small = self.matrix.shape[-1] <= MAX_DOUBLED_SIZE
+        compose = _by_doubling if small else _round_by_round
+        # A chain that diverges ends in inf, and is reported as such.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return compose(self.start, self.matrix, self.offset, noise_covariance)
 
     def law(self, noise_variance: ArrayLike) -> Gaussian:
-        """Return the law of θ[1..S] for σ²[..., S]: mean[..., S, m], covariance[..., S, m, m]."""
+        """Compute the law of the parameters θ[1..S].
+
+        Args:
+            noise_variance: σ²[..., S], of the plan's noise.
+
+        Returns:
+            mean[..., S, m] and covariance[..., S, m, m]; infinite or nan where the
+            chain diverges.
+        """
         return self._read(self.states(noise_variance))
 
     def _read(self, states: Gaussian) -> Gaussian:
+        """Return the law of θ = R x."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return Gaussian(
-                states.mean @ self.readout.T,
-                self.readout @ states.covariance @ self.readout.T,
-            )
+            mean = states.mean @ self.readout.T
+            covariance = self.readout @ states.covariance @ self.readout.T
+            return Gaussian(mean, covariance)
 
     def variance_of_mean(self, noise_variance: ArrayLike, burn_in: int) -> Array:
-        """Return the variance of the mean of θ over the rounds after burn-in, [m], for one chain and σ²[S]."""
-        kept, R = slice(burn_in, None), self.readout
-        covariance = self.states(noise_variance).covariance[kept]
-        # P[t] = Cov(x[t], the sum of the kept θ up to t) = A[t] P[t−1] + C[t] Rᵀ
-        joint, total = np.zeros((R.shape[1], R.shape[0])), np.zeros(R.shape[0])
+        """Compute the variance of the mean of θ over the rounds after burn-in.
+
+        It is the Monte Carlo error of one chain, correlations between rounds
+        included. With P[t] = Cov(x[t], Σ_{s ≤ t} θ[s]), P[t] = A[t] P[t−1] + C[t] Rᵀ.
+
+        Args:
+            noise_variance: σ²[S], for a chain without leading axes.
+            burn_in: rounds that are discarded.
+
+        Returns:
+            [m], of every parameter.
+        """
+        readout = self.readout
+        matrices = self.matrix[burn_in:]
+        covariances = self.states(noise_variance).covariance[burn_in:]
+        joint = np.zeros((readout.shape[1], readout.shape[0]))
+        total = np.zeros(readout.shape[0])
         with np.errstate(over="ignore", invalid="ignore"):
-            for a, c in zip(self.matrix[kept], covariance, strict=True):
-                covered = c @ R.T
-                joint = a @ joint + covered
-                total += np.diagonal(R @ (2 * joint - covered))
-        return total / len(covariance) ** 2
+            for matrix, covariance in zip(matrices, covariances, strict=True):
+                with_parameters = covariance @ readout.T
+                joint = matrix @ joint + with_parameters
+                total += np.diagonal(readout @ (2 * joint - with_parameters))
+        return total / len(covariances) ** 2
 
     def response(self, burn_in: int, target: Gaussian) -> Response:
-        """Return how θ after burn-in depends on the noise of every round, for one chain (no leading axes)."""
+        """Compute how θ after burn-in depends on the noise of every round.
+
+        Covariances are affine in the variances σ²[s], and means do not depend on
+        them; planning by exact laws chooses σ² by this.
+
+        Args:
+            burn_in: rounds that are discarded.
+            target: the posterior of θ.
+
+        Returns:
+            The response of one chain, which has no leading axes.
+        """
         rounds = self.matrix.shape[0]
-        still = self._read(self.states(np.zeros(rounds)))
+        noiseless = self._read(self.states(np.zeros(rounds)))
+        noise_shape = (rounds, *self.noise_matrix.shape[-2:])
         with np.errstate(over="ignore", invalid="ignore"):
-            shift = ((still.mean[burn_in:] - target.mean) ** 2).sum(-1)
-            enters = np.broadcast_to(self.enters, (rounds, *self.enters.shape[-2:]))
-            effect = effects(self.matrix, enters, self.readout, burn_in)
-        return Response(still.covariance[burn_in:], effect, shift, target.covariance)
+            shift = ((noiseless.mean[burn_in:] - target.mean) ** 2).sum(-1)
+            noise_matrix = np.broadcast_to(self.noise_matrix, noise_shape)
+            effect = effects(self.matrix, noise_matrix, self.readout, burn_in)
+        return Response(
+            covariance=noiseless.covariance[burn_in:],
+            effect=effect,
+            shift=shift,
+            target=target.covariance,
+        )
 
 
 def _by_doubling(
-    start: Gaussian, matrix: Array, offset: Array, spread: Array
+    start: Gaussian,
+    matrix: Array,
+    offset: Array,
+    noise_covariance: Array,
 ) -> Gaussian:
-    """Compose neighbouring maps, then maps of neighbours, and so on: composition is associative."""
-    matrix, offset = matrix.copy(), offset.copy()
+    """Compose maps of 2, 4, 8, … successive rounds: composition is associative.
+
+    Args:
+        start: the law of x[0].
+        matrix: A[..., S, n, n].
+        offset: b[..., S, n].
+        noise_covariance: of every round, [..., S, n, n]; overwritten.
+
+    Returns:
+        The law of x[1..S].
+    """
+    matrix = matrix.copy()
+    offset = offset.copy()
     shift = 1
     while shift < matrix.shape[-3]:
-        late, early = np.s_[..., shift:, :, :], np.s_[..., :-shift, :, :]
-        a = matrix[late]
-        new_offset = offset[..., shift:, :] + np.einsum(
-            "...ij,...j->...i", a, offset[..., :-shift, :]
-        )
-        new_spread = spread[late] + a @ spread[early] @ np.swapaxes(a, -1, -2)
-        matrix[late] = a @ matrix[early]
+        late = np.s_[..., shift:, :, :]
+        early = np.s_[..., :-shift, :, :]
+        factor = matrix[late]
+        moved_offset = np.einsum("...ij,...j->...i", factor, offset[..., :-shift, :])
+        new_offset = offset[..., shift:, :] + moved_offset
+        transposed = np.swapaxes(factor, -1, -2)
+        moved_covariance = factor @ noise_covariance[early] @ transposed
+        new_covariance = noise_covariance[late] + moved_covariance
+        matrix[late] = factor @ matrix[early]
         offset[..., shift:, :] = new_offset
-        spread[late] = new_spread
+        noise_covariance[late] = new_covariance
         shift *= 2
     mean = np.einsum("...ij,...j->...i", matrix, start.mean) + offset
-    return Gaussian(
-        mean, matrix @ start.covariance @ np.swapaxes(matrix, -1, -2) + spread
-    )
+    from_start = matrix @ start.covariance @ np.swapaxes(matrix, -1, -2)
+    return Gaussian(mean, from_start + noise_covariance)
 
 
 def _round_by_round(
-    start: Gaussian, matrix: Array, offset: Array, spread: Array
+    start: Gaussian,
+    matrix: Array,
+    offset: Array,
+    noise_covariance: Array,
 ) -> Gaussian:
+    """Apply the maps of the rounds one after the other; arguments of `_by_doubling`."""
     mean, covariance = start
-    means, covariances = np.empty_like(offset), np.empty_like(matrix)
+    means = np.empty_like(offset)
+    covariances = np.empty_like(matrix)
     for s in range(matrix.shape[-3]):
-        a = matrix[..., s, :, :]
-        mean = np.einsum("...ij,...j->...i", a, mean) + offset[..., s, :]
-        covariance = a @ covariance @ np.swapaxes(a, -1, -2) + spread[..., s, :, :]
-        means[..., s, :], covariances[..., s, :, :] = mean, covariance
+        factor = matrix[..., s, :, :]
+        transposed = np.swapaxes(factor, -1, -2)
+        mean = np.einsum("...ij,...j->...i", factor, mean) + offset[..., s, :]
+        covariance = factor @ covariance @ transposed + noise_covariance[..., s, :, :]
+        means[..., s, :] = mean
+        covariances[..., s, :, :] = covariance
     return Gaussian(means, covariances)
 
 
 def pool(laws: Gaussian) -> Gaussian:
-    """Return the first two moments of an equal mixture over the leading axis: E[m], E[C] + Cov(m)."""
+    """Compute the first two moments of an equal mixture: E[m] and E[C] + Cov(m).
+
+    Over fresh channels, it is the law of a chain whose channel is not known (spec §6).
+
+    Args:
+        laws: mean[p, ..., m] and covariance[p, ..., m, m], mixed over the first axis.
+
+    Returns:
+        mean[..., m] and covariance[..., m, m].
+    """
     mean = laws.mean.mean(0)
-    away = laws.mean - mean
-    return Gaussian(
-        mean,
-        laws.covariance.mean(0)
-        + np.einsum("p...i,p...j->...ij", away, away) / away.shape[0],
-    )
+    deviations = laws.mean - mean
+    squares = np.einsum("p...i,p...j->...ij", deviations, deviations)
+    between = squares / deviations.shape[0]
+    return Gaussian(mean, laws.covariance.mean(0) + between)

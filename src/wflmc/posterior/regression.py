@@ -1,4 +1,4 @@
-"""What regression models share: features and outcomes on devices, and chains that may move in other coordinates."""
+"""What regression models share: features and outcomes on devices, and coordinates."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
@@ -28,11 +28,13 @@ Array = NDArray[np.float64]
 class Regression(Shown, Posterior):
     """p(θ|D) with prior N(0, prior_std² I) and inner products θᵀu of features u.
 
-    Features, μ, L and gradients are those of the coordinates that chains move in; `whitened` gives others.
+    Features, μ, L and gradients are those of the coordinates that chains move in;
+    `whitened` gives others.
     """
 
     features: Array
-    """u[K, n, d]; devices of unlike size are filled up with rows of zeros, which add nothing."""
+    """u[K, n, d]; devices of unlike size are filled up with rows of zeros, which add
+    nothing."""
     sizes: NDArray[np.intp]
     """N_k, [K]."""
     prior_std: float
@@ -45,22 +47,27 @@ class Regression(Shown, Posterior):
     subject: str = field(default="", metadata=STATIC)
     """The digest of the data, where features are no longer what they were."""
     columns: tuple[str, ...] = field(default=(), metadata=STATIC)
-    """The names of the features, where there are some."""
+    """The names of the features; empty where they have none."""
 
     curvature = 1.0
     """The most by which an example with features u can curve the cost, over ‖u‖²."""
 
     def _facts(self) -> ShownValues:
-        facts = {
+        return {
             "devices": self.devices,
             "examples": int(np.sum(self.sizes)),
             "parameters": self.dim,
+            "classes": self.classes or None,
+            "mu": self.mu,
+            "L": self.L,
         }
-        return {**facts, "classes": self.classes or None, "mu": self.mu, "L": self.L}
 
     @property
     def outcomes(self) -> np.ndarray:
-        """What the devices have observed, targets or labels, [K, n]."""
+        """Return what the devices have observed, targets or labels, [K, n].
+
+        Rows beyond a device's size only fill it up.
+        """
         return self._data[1]
 
     @property
@@ -83,138 +90,235 @@ class Regression(Shown, Posterior):
     def _draw(
         self, generator: np.random.Generator, theta: Array, rows: Array
     ) -> np.ndarray:
-        """Draw outcomes for rows of features in the coordinates of theta[draw, m], [draw, n]."""
+        """Draw outcomes of the model.
+
+        Args:
+            generator: of the draws.
+            theta: in the coordinates of the rows, [draw, m].
+            rows: features, [n, d].
+
+        Returns:
+            [draw, n].
+        """
 
     @abstractmethod
     def _log_likelihood(self, theta: Array, rows: Array, outcomes: np.ndarray) -> Array:
-        """Return log p of the outcomes[n] of rows of features in the coordinates of theta[draw, m], [draw, n]."""
+        """Return log p of every outcome.
+
+        Args:
+            theta: in the coordinates of the rows, [draw, m].
+            rows: features, [n, d].
+            outcomes: [n].
+
+        Returns:
+            [draw, n].
+        """
 
     @property
     def prior_precision(self) -> Array:
-        """The prior's curvature for the parameters of one set of features, [d, d]."""
+        """Return the prior's curvature for the parameters of one set of features.
+
+        It is that of the coordinates that chains move in, [d, d]; of several classes
+        each has the same.
+        """
         if self.coordinates is None:
             return np.eye(self.features.shape[-1]) / self.prior_std**2
         return self.coordinates.precision
 
     @property
     def class_names(self) -> Names:
-        """The label of every class in the data, [C]; empty for a model without classes."""
+        """Return the label of every class, [C]; empty for a model without classes."""
         return ()
 
     @property
     def classes(self) -> int:
-        """C; 0 for a model without classes."""
+        """Return C, the number of classes; 0 for a model without classes."""
         return len(self.class_names)
 
     @property
     def digest(self) -> str:
-        """A hash of the data and of which device holds them."""
+        """Return a hash of the data and of which device holds them.
+
+        It is that of the original features, whatever coordinates chains move in.
+        """
         return self.subject or digest(*self._data, self.sizes)
 
     def device(self, index: int) -> Self:
-        """Return one device's part, whose prior is its share of the prior."""
+        """Return one device's part: its examples, and its share of the prior.
+
+        The share is a prior whose curvature is 1/K of the whole one, so that costs of
+        all parts add up to that of all data.
+
+        Args:
+            index: the device, 0 to K − 1.
+
+        Raises:
+            InputError: if there is no such device.
+        """
         check_device(index, self.devices)
-        at, rows = slice(index, index + 1), slice(self.sizes[index])
-        features, outcomes = (values[at, rows] for values in self._data)
-        space = (
-            None if self.coordinates is None else self.coordinates.shared(self.devices)
-        )
+        features, outcomes = self._data
+        size = self.sizes[index]
+        space = None
+        if self.coordinates is not None:
+            space = self.coordinates.for_device(self.devices)
         return self._with_data(
-            features,
-            outcomes,
-            self.sizes[at],
-            self.prior_std * self.devices**0.5,
-            space,
+            features=features[index : index + 1, :size],
+            outcomes=outcomes[index : index + 1, :size],
+            sizes=self.sizes[index : index + 1],
+            prior_std=self.prior_std * self.devices**0.5,
+            space=space,
         )
 
     def whitened(
         self, matrix: ArrayLike | None = None, prior_on: str = "parameters"
     ) -> Self:
-        """Return the same posterior for chains that move in the coordinates φ = W⁻ᵀθ; samples come back as parameters.
+        """Return the same posterior for chains that move in φ = W⁻ᵀθ.
+
+        Samples come back as parameters θ. The default W depends on the data, and a
+        promise of privacy does not cover it; `wflmc.release_whitening` pays for one.
 
         Args:
-            matrix: W[d, d], by default that which whitens the features (see `wflmc.posterior.whitening`). It then
-                depends on the data, and a promise of privacy does not cover it.
-            prior_on: "parameters" leaves the prior as it is; "whitened" puts N(0, prior_std² I) on φ: another prior.
+            matrix: W[d, d]; by default that which whitens the features (see
+                `wflmc.posterior.whitening`).
+            prior_on: "parameters" leaves the prior as it is; "whitened" puts
+                N(0, prior_std² I) on φ, which is another prior on θ.
+
+        Raises:
+            InputError: for a matrix of another shape or without an inverse, or a
+                posterior that has been whitened already.
         """
         if self.coordinates is not None:
-            raise InputError(
-                "matrix", "a second one", "given for a posterior in its own coordinates"
-            )
+            requirement = "given for a posterior in its own coordinates"
+            raise InputError("matrix", "a second one", requirement)
         if matrix is None:
-            rows = self.real_rows(self.features)[
-                :, : self.features.shape[-1] - self.intercept
-            ]
-            covariance = np.cov(rows.T, bias=True).reshape(rows.shape[1], rows.shape[1])
-            matrix = whitening(
-                rows.mean(0),
-                covariance,
-                self.intercept,
-                ridge=self.prior_ridge(prior_on),
-            )
-        wanted = self.features.shape[-1]
-        if np.shape(matrix) != (wanted, wanted):
-            raise InputError(
-                "matrix",
-                f"shape {np.shape(matrix)}",
-                f"[{wanted}, {wanted}], as many as features",
-            )
+            matrix = self._whitening_matrix(prior_on)
+        dim = self.features.shape[-1]
+        if np.shape(matrix) != (dim, dim):
+            problem = f"shape {np.shape(matrix)}"
+            raise InputError("matrix", problem, f"[{dim}, {dim}], as many as features")
         space = coordinates(matrix, self.prior_std, prior_on)
         features, outcomes = self._data
-        moved = self._with_data(
-            features @ space.matrix.T, outcomes, self.sizes, self.prior_std, space
+        posterior = self._with_data(
+            features=features @ space.matrix.T,
+            outcomes=outcomes,
+            sizes=self.sizes,
+            prior_std=self.prior_std,
+            space=space,
         )
-        return replace(moved, subject=self.digest)
+        return replace(posterior, subject=self.digest)
+
+    def _whitening_matrix(self, prior_on: str) -> Array:
+        """Return W[d, d] by the first two moments of all features."""
+        varying_features = self.features.shape[-1] - self.intercept
+        rows = self.real_rows(self.features)[:, :varying_features]
+        shape = (varying_features, varying_features)
+        covariance = np.cov(rows.T, bias=True).reshape(shape)
+        return whitening(
+            rows.mean(0),
+            covariance,
+            intercept=self.intercept,
+            ridge=self.prior_ridge(prior_on),
+        )
 
     def prior_ridge(self, prior_on: str) -> float:
-        """Return the second moment of features that would curve the cost as much as a prior on the parameters does."""
+        """Return the second moment that curves the cost as much as the prior does.
+
+        Added to the moments of features before these are whitened, it makes the
+        prior's curvature part of what whitening evens out.
+
+        Args:
+            prior_on: "parameters", or "whitened" for a prior on the coordinates.
+
+        Returns:
+            1/(curvature · N · prior_std²); 0 for a prior on the coordinates.
+        """
         if prior_on != "parameters":
             return 0.0
         return float(1 / (self.curvature * self.sizes.sum() * self.prior_std**2))
 
     @property
     def prior_power(self) -> float:
-        """The prior's variance of a coordinate that chains move in, on average."""
+        """Return the mean square of a coordinate φ under the prior.
+
+        It is prior_std² where chains move in the parameters; else the average over
+        coordinates.
+        """
         if self.coordinates is None:
             return float(self.prior_std) ** 2
-        return float((self.coordinates.spread**2).sum() / len(self.coordinates.spread))
+        prior_root = self.coordinates.prior_root
+        return float((prior_root**2).sum() / len(prior_root))
 
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
-        """Draw the start of one chain, [m]: from the prior, or zero."""
+        """Draw the start of one chain, in the coordinates that chains move in.
+
+        Args:
+            key: of the draw.
+            init: "prior", or "zero" for a start at zero.
+
+        Returns:
+            φ[m].
+
+        Raises:
+            InputError: for another start.
+        """
         check_init(init)
         draw = jax.random.normal(key, (self.dim,))
         if init == "zero":
             return 0.0 * draw
         if self.coordinates is None:
             return self.prior_std * draw
-        spread = self.coordinates.spread
-        return (draw.reshape(-1, len(spread)) @ spread.T).ravel()
+        prior_root = self.coordinates.prior_root
+        by_class = draw.reshape(-1, len(prior_root))
+        return (by_class @ prior_root.T).ravel()
 
     @cached_property
     def feature_scales(self) -> Array:
-        """Root mean square of every feature, without the constant of an intercept, [d]."""
-        total = np.einsum(
-            "knd,knd->d", self.features, self.features
-        )  # rows that fill up are zero
-        return np.sqrt(total[: total.size - self.intercept] / self.sizes.sum())
+        """Return the root mean square of every feature over all examples.
+
+        The constant of an intercept is left out; rows that fill up devices count
+        neither in the sum nor in the number.
+
+        Returns:
+            [d], or [d − 1] with an intercept.
+        """
+        total = np.einsum("knd,knd->d", self.features, self.features)
+        without_intercept = total[: total.size - self.intercept]
+        return np.sqrt(without_intercept / self.sizes.sum())
 
     def real_rows(self, values: np.ndarray) -> np.ndarray:
-        """Return the rows of values[K, n, ...] that do not only fill up, device after device, [N, ...]."""
+        """Return the rows of examples, without those that only fill up devices.
+
+        Args:
+            values: [K, n, ...], such as `features`.
+
+        Returns:
+            [N, ...], device after device.
+        """
         return values[np.arange(values.shape[1]) < self.sizes[:, None]]
 
     @property
     def observed(self) -> tuple[np.ndarray, NDArray[np.intp]]:
-        """Targets or labels, device after device, [N], and which device holds each, [N]."""
-        return self.real_rows(self.outcomes), np.repeat(
-            np.arange(self.sizes.size), self.sizes
-        )
+        """Return what was observed, and which device holds it.
+
+        Returns:
+            Targets or labels, device after device, [N]; and the device of each, [N].
+        """
+        owners = np.repeat(np.arange(self.sizes.size), self.sizes)
+        return self.real_rows(self.outcomes), owners
 
     @property
     def covariates(self) -> Array:
-        """The features u[N, d] as they were given, in the order of `observed`, without an intercept's constant."""
-        rows = self.real_rows(self.features)
-        given = rows if self.coordinates is None else rows @ self.coordinates.inverse.T
-        return given[:, : given.shape[1] - self.intercept]
+        """Return the features as they were given, without an intercept's constant.
+
+        Whitening is undone, up to rounding.
+
+        Returns:
+            u[N, d], in the order of `observed`.
+        """
+        features = self.real_rows(self.features)
+        if self.coordinates is not None:
+            features = features @ self.coordinates.inverse.T
+        return features[:, : features.shape[1] - self.intercept]
 
     def simulate(
         self,
@@ -222,41 +326,68 @@ class Regression(Shown, Posterior):
         theta: ArrayLike,
         features: ArrayLike | None = None,
     ) -> np.ndarray:
-        """Draw outcomes from the model itself: theta[draw, m] -> [draw, n].
+        """Draw outcomes from the model itself.
+
+        They are draws of the posterior predictive distribution where θ is drawn from
+        the posterior.
 
         Args:
-            features: u[n, d], as in the data; by default those that the devices hold, in the order of `observed`.
+            generator: of the draws.
+            theta: parameters θ[draw, m].
+            features: u[n, d], as in the data; by default those that the devices hold,
+                in the order of `observed`.
+
+        Returns:
+            Targets or labels, [draw, n].
+
+        Raises:
+            InputError: for features of another shape than those of the data.
         """
         draws = np.asarray(theta, dtype=float)
         if features is None:
-            return self._draw(
-                generator, self.coordinates_of(draws), self.real_rows(self.features)
-            )
+            rows = self.real_rows(self.features)
+            return self._draw(generator, self.coordinates_of(draws), rows)
         return self._draw(generator, draws, self.design_matrix(features))
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
-        """Return log p(outcome|θ) of every observation, in the order of `observed`: theta[draw, m] -> [draw, N]."""
-        draws = self.coordinates_of(np.asarray(theta, dtype=float))
-        return self._log_likelihood(
-            draws, self.real_rows(self.features), self.real_rows(self.outcomes)
-        )
+        """Compute log p(outcome|u, θ) of every observation.
+
+        Normalised, in natural logarithms, as scores such as WAIC and LOO need it.
+
+        Args:
+            theta: parameters θ[draw, m].
+
+        Returns:
+            [draw, N], in the order of `observed`.
+        """
+        phi = self.coordinates_of(np.asarray(theta, dtype=float))
+        rows = self.real_rows(self.features)
+        return self._log_likelihood(phi, rows, self.real_rows(self.outcomes))
 
     def design_matrix(self, features: ArrayLike) -> Array:
-        """Return features u[n, d] as in the data, checked, with the constant where the model has an intercept."""
-        given = np.asarray(features)
-        given = given if given.dtype == np.float32 else given.astype(float, copy=False)
-        wanted = self.features.shape[-1] - self.intercept
-        if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] != wanted:
-            raise InputError(
-                "features",
-                f"shape {given.shape}",
-                f"[n, {wanted}], of as many features as X",
-            )
-        if not np.all(np.isfinite(given)):
-            raise InputError(
-                "features", "values that are nan or infinite", "finite everywhere"
-            )
-        return with_intercept(given) if self.intercept else given
+        """Check features, and add the constant where the model has an intercept.
+
+        Args:
+            features: u[n, d], as in the data; those in float32 stay in it.
+
+        Returns:
+            Rows that parameters θ are multiplied by, [n, d] or [n, d + 1].
+
+        Raises:
+            InputError: for an empty array, another number of features than in the
+                data, or values that are not finite.
+        """
+        rows = np.asarray(features)
+        if rows.dtype != np.float32:
+            rows = rows.astype(float, copy=False)
+        width = self.features.shape[-1] - self.intercept
+        if rows.ndim != 2 or rows.shape[0] == 0 or rows.shape[1] != width:
+            requirement = f"[n, {width}], of as many features as X"
+            raise InputError("features", f"shape {rows.shape}", requirement)
+        if not np.all(np.isfinite(rows)):
+            problem = "values that are nan or infinite"
+            raise InputError("features", problem, "finite everywhere")
+        return with_intercept(rows) if self.intercept else rows
 
 
 def check_regression(
@@ -264,12 +395,27 @@ def check_regression(
     prior_std: float,
     X: ArrayLike | None,
     y: ArrayLike | None,
-    **synthetic: int,
+    *,
+    examples: int,
+    dim: int,
 ) -> None:
-    """Refuse what no regression can have; `synthetic` are the sizes of data that are drawn."""
+    """Refuse arguments that no regression can have.
+
+    Args:
+        devices: K.
+        prior_std: of the prior.
+        X: features, or None for synthetic data.
+        y: outcomes; given if and only if `X` is.
+        examples: N, of synthetic data.
+        dim: the number of features, of synthetic data.
+
+    Raises:
+        InputError: for sizes below 1, a deviation that is not above 0, or only one of X
+            and y.
+    """
     check_positive({"prior_std": prior_std})
-    check_counts(devices=devices, **synthetic)
+    check_counts(devices=devices, examples=examples, dim=dim)
     if (X is None) != (y is None):
-        raise InputError(
-            "X" if X is None else "y", None, "given together with the other of X and y"
-        )
+        missing_argument = "X" if X is None else "y"
+        requirement = "given together with the other of X and y"
+        raise InputError(missing_argument, None, requirement)

@@ -20,7 +20,7 @@ from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.planning.options import PlanRequest, Policy, Sampler
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import Posterior, check_posterior
-from wflmc.posterior.inputs import checked
+from wflmc.posterior.inputs import check_data
 from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.privacy import Privacy
@@ -355,7 +355,7 @@ def _test_set(
             if isinstance(posterior, SoftmaxPosterior)
             else data.y_test
         )
-        features, _ = checked(data.X_test, target)
+        features, _ = check_data(data.X_test, target)
         posterior.design_matrix(features)
     except InputError as error:
         given = f"a test set (X_test, y_test) with {error.given}"

@@ -34,7 +34,7 @@ from wflmc.apps.tables.schema import (
     split_declarations,
     validated,
 )
-from wflmc.posterior.inputs import MOST as MAX_CLASSES
+from wflmc.posterior.inputs import MAX_CLASSES
 from wflmc.support.errors import Found, InputError
 
 if TYPE_CHECKING:  # it is imported only where a table is used

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Motion, Quadratic, Response, diagonal_response
-from wflmc.posterior.base import STATIC, Maybe, Posterior, check_device
+from wflmc.posterior.base import STATIC, OptionalArray, Posterior, check_device
 from wflmc.posterior.coordinates import Affine
 from wflmc.posterior.custom import model as traced
 from wflmc.posterior.custom.geometry import (
@@ -25,7 +25,7 @@ from wflmc.posterior.custom.geometry import (
 from wflmc.posterior.custom.precision import in_float32, in_float64
 from wflmc.posterior.custom.start import StartCheck
 from wflmc.posterior.inputs import check_counts, check_init, check_positive
-from wflmc.posterior.partition import by_device
+from wflmc.posterior.partition import examples_by_device
 from wflmc.sums import bound
 from wflmc.sums import custom as sums
 from wflmc.sums.blocks import block_size
@@ -147,6 +147,13 @@ class CustomPosterior(Shown, Posterior):
             raise InputError("theta", Found(f"has the shape {shape}"), wanted)
         return theta
 
+    def _coordinates_of(self, theta: ArrayLike, axes: str = "...") -> NumericArray:
+        """Return φ of θ[axes, m], refused where it has another shape."""
+        checked = self._checked(theta, axes)
+        if isinstance(checked, jax.Array):
+            return self.coordinates_of(checked)
+        return self.coordinates_of(np.asarray(checked))
+
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw a start, [m]: around `initial` ("prior"; a log-prior cannot be drawn from), or at zero."""
         check_init(init)
@@ -162,8 +169,8 @@ class CustomPosterior(Shown, Posterior):
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
-        key: Maybe = None,
-        example_clip: Maybe = None,
+        key: OptionalArray = None,
+        example_clip: OptionalArray = None,
     ) -> ClippedSum:
         """Return `clipped_sum` before it is rounded.
 
@@ -182,8 +189,8 @@ class CustomPosterior(Shown, Posterior):
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
-        key: Maybe,
-        example_clip: Maybe,
+        key: OptionalArray,
+        example_clip: OptionalArray,
     ) -> ClippedSum:
         if example_clip is None:
             return sums.device_clipped_sum(
@@ -326,7 +333,7 @@ class CustomPosterior(Shown, Posterior):
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Return the norm of what every example adds to its device's gradient at theta[..., m], [..., N]."""
-        given = np.asarray(self.coordinates_of(self._checked(theta)), dtype=np.float32)
+        given = np.asarray(self._coordinates_of(theta), dtype=np.float32)
         examples, at_a_time = self.observed[0], self._at_a_time(True)
         norms = [
             traced.costs_and_norms(self.model, examples, at, at_a_time)[1]
@@ -436,9 +443,7 @@ class CustomPosterior(Shown, Posterior):
 
     def log_likelihood(self, theta: ArrayLike) -> Array:
         """Return log p(example|θ) of every example, in the order of `observed`: theta[draw, m] -> [draw, N]."""
-        draws = jnp.asarray(
-            self.coordinates_of(self._checked(theta, "draw")), jnp.float32
-        )
+        draws = jnp.asarray(self._coordinates_of(theta, "draw"), jnp.float32)
         return -np.asarray(
             traced.per_example(self.model.cost, draws, self.observed[0]), dtype=float
         )
@@ -637,7 +642,7 @@ def posterior_from(
         )  # before the compiler ends, which gives up what nobody has waited for
     if space is not None:
         model = model.moved(space)
-    parts = by_device(devices, count, **assignment)
+    parts = examples_by_device(devices, count, **assignment)
     sizes = np.array([part.size for part in parts])
     # A device's first example fills it up: one of zeros might have no likelihood at all.
     places = np.stack(
