@@ -248,7 +248,7 @@ def test_a_model_in_a_file_has_run_report_sweep_and_federation(call, tmp_path):
         "federate", path, "--runtime", "simulation", "--out", tmp_path / "other"
     )
     assert code == 2
-    assert "process with a model of your own" in err
+    assert "process with a custom model" in err
     code, _, err = call("run", path, "--set", f"posterior.model={path}:missing")
     assert code == 2
     assert "has no function missing" in err

@@ -43,8 +43,8 @@ from wflmc.apps.federation.certificates import (
     write_server_certificate,
 )
 from wflmc.apps.federation.deployment import (
-    ENDS,
-    HOST,
+    END_SIGNALS,
+    LOOPBACK_HOST,
     Loopback,
     environment,
     free_port,
@@ -498,7 +498,7 @@ def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
         _serve(folder, _grid(folder))
 
 
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_a_signal_to_end_ends_a_deployment_unless_it_is_ignored(folder, number):
     def nothing(*_):
         """Any handler of one's own."""
@@ -519,7 +519,7 @@ def test_a_signal_to_end_ends_a_deployment_unless_it_is_ignored(folder, number):
 
 def test_a_port_that_is_taken_is_not_used(monkeypatch):
     with socket.socket() as other:
-        other.bind((HOST, 0))
+        other.bind((LOOPBACK_HOST, 0))
         other.listen()
         taken = other.getsockname()[1]
         monkeypatch.setattr(random, "sample", lambda *_: [taken])

@@ -1,26 +1,33 @@
-"""A real federation on Flower: the server holds θ, the plan and the ledger, each device its own data."""
+"""A real federation on Flower.
+
+The server holds θ, the plan and the ledger, each device its own data.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
 
-_HOMES = {
+_NAMES_BY_MODULE = {
     "device": ("Device", "client_app"),
     "job": ("make_job",),
     "messages": ("Terms",),
     "server": ("open_server", "run_in_process", "trace_of"),
 }
 """Where names are defined; `__init__.pyi` says the same to type checkers."""
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = sorted(name for names in _NAMES_BY_MODULE.values() for name in names)
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is: modules of this package are commands, too, which Python runs only once."""
-    for home, names in _HOMES.items():
+    """Import a name or a module when it is used first.
+
+    Modules of this package are also commands, of which Python warns where the package
+    has imported them before.
+    """
+    for module, names in _NAMES_BY_MODULE.items():
         if name in names:
-            found = globals()[name] = getattr(
-                import_module(f"wflmc.apps.federation.{home}"), name
-            )
-            return found
+            defining_module = import_module(f"wflmc.apps.federation.{module}")
+            value = getattr(defining_module, name)
+            globals()[name] = value
+            return value
     if name.startswith("_") or find_spec(f"wflmc.apps.federation.{name}") is None:
         raise AttributeError(
             f"module 'wflmc.apps.federation' has no attribute {name!r}"

@@ -1,4 +1,7 @@
-"""Where names are defined, for type checkers; at run time they are imported when asked for."""
+"""Where names are defined, for type checkers.
+
+At run time they are imported when they are used first.
+"""
 
 from wflmc.apps.federation.device import Device as Device
 from wflmc.apps.federation.device import client_app as client_app

@@ -1,15 +1,17 @@
-"""Certificates for TLS between server and devices, and the keys by which devices are known.
+"""Certificates for TLS between server and devices, and keys that identify devices.
 
-Where the authority lies,
+In the folder that has the authority's folder `ca`,
 
     python -m wflmc.apps.federation.certificates ca renewed 10.0.0.7 server.example.org
 
-writes a new server.key and server.pem into the folder `renewed`, for the names and addresses that follow it.
+writes a new server.key and server.pem into the folder `renewed`, for the names and
+addresses that follow it.
 """
 
 import inspect
 import ipaddress
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,106 +29,155 @@ from wflmc.support.storage import replacing
 
 Key = ec.EllipticCurvePrivateKey
 
+Extensions = Mapping[x509.ExtensionType, bool]
+"""Extensions of a certificate, and whether each is critical."""
+
 CURVE = ec.SECP384R1()
 """Flower takes keys of devices on the NIST curves alone."""
-CA_DAYS, SERVER_DAYS = 3650, 365
-EARLIER = timedelta(minutes=5)
-"""Certificates begin a little before now: clocks differ."""
+AUTHORITY_NAME = "wflmc federation"
+"""The subject of an authority's certificate."""
+SERVER_NAME = "superlink"
+"""The subject of a server's certificate."""
+AUTHORITY_DAYS = 3650
+"""How long an authority's certificate is valid."""
+SERVER_DAYS = 365
+"""How long a server's certificate is valid."""
+CLOCK_TOLERANCE = timedelta(minutes=5)
+"""How long before its creation a certificate becomes valid: clocks differ."""
 
 
 def write_authority(folder: Path) -> None:
     """Write a certificate authority of the federation's own into a folder.
 
-    Its ca.key signs certificates of the server: whoever has it can pretend to be the server. Devices get its ca.crt.
+    Its ca.key signs certificates of the server: whoever has it can pretend to be the
+    server. Devices get its ca.crt. An authority that is there is replaced, and all
+    certificates that it has signed are then refused.
+
+    Args:
+        folder: exists already.
     """
-    key, name = _write_key(folder / "ca.key"), "wflmc federation"
+    key = _write_key(folder / "ca.key")
+    public_key = key.public_key()
     extensions = {
         x509.BasicConstraints(ca=True, path_length=0): True,
-        _usage("key_cert_sign", "crl_sign"): True,
-        x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
+        _key_usage("key_cert_sign", "crl_sign"): True,
+        x509.SubjectKeyIdentifier.from_public_key(public_key): False,
     }
-    (folder / "ca.crt").write_bytes(
-        _certificate(name, key, _name(name), key, CA_DAYS, extensions)
+    certificate = _signed_certificate(
+        subject=AUTHORITY_NAME,
+        public_key=public_key,
+        issuer=_name(AUTHORITY_NAME),
+        signer=key,
+        days=AUTHORITY_DAYS,
+        extensions=extensions,
     )
+    (folder / "ca.crt").write_bytes(certificate)
 
 
 def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) -> None:
-    """Write a new server.key and server.pem into a folder, signed by the authority in another one.
+    """Write a new server.key and server.pem, signed by an authority.
+
+    The certificate is valid for `SERVER_DAYS`. A new one can take the place of an older
+    one at any time: devices trust the authority, not the certificate itself.
 
     Args:
         authority: folder with ca.key and ca.crt.
-        folder: created where it is missing.
+        folder: for the two files; created where it is missing.
         hosts: names and addresses by which devices reach the server.
+
+    Raises:
+        FileNotFoundError: the authority's files are not there.
     """
-    signer = serialization.load_pem_private_key(
-        (authority / "ca.key").read_bytes(), None
-    )
+    key_bytes = (authority / "ca.key").read_bytes()
+    signer = serialization.load_pem_private_key(key_bytes, None)
     assert isinstance(signer, Key)
-    issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes()).subject
+    authority_bytes = (authority / "ca.crt").read_bytes()
+    issuer = x509.load_pem_x509_certificate(authority_bytes).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    names = [_host(host) for host in hosts]
+    signer_key = signer.public_key()
     extensions = {
         x509.BasicConstraints(ca=False, path_length=None): True,
-        _usage("digital_signature"): True,
+        _key_usage("digital_signature"): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
-        x509.SubjectAlternativeName([_host(host) for host in hosts]): False,
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()): False,
+        x509.SubjectAlternativeName(names): False,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key): False,
     }
     key = _write_key(folder / "server.key")
-    (folder / "server.pem").write_bytes(
-        _certificate("superlink", key, issuer, signer, SERVER_DAYS, extensions)
+    certificate = _signed_certificate(
+        subject=SERVER_NAME,
+        public_key=key.public_key(),
+        issuer=issuer,
+        signer=signer,
+        days=SERVER_DAYS,
+        extensions=extensions,
     )
+    (folder / "server.pem").write_bytes(certificate)
 
 
 def write_device_key(folder: Path) -> None:
-    """Write key and key.pub, by which a device proves who it is, as `ssh-keygen -t ecdsa -b 384` makes them."""
+    """Write a new key and key.pub, by which a device proves who it is.
+
+    The files have the format of `ssh-keygen -t ecdsa -b 384`, without a passphrase. The
+    private key is for its owner alone; the public key is registered with the SuperLink
+    (`wflmc.apps.federation.registration`).
+
+    Args:
+        folder: of the device; a key that is there is replaced.
+    """
     key = _write_key(folder / "key", PrivateFormat.OpenSSH)
-    (folder / "key.pub").write_bytes(
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
-    )
+    public_key = key.public_key()
+    line = public_key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (folder / "key.pub").write_bytes(line + b"\n")
 
 
 def _write_key(path: Path, form: PrivateFormat = PrivateFormat.PKCS8) -> Key:
     """Draw a new private key and write it, for its owner alone."""
     key = ec.generate_private_key(CURVE)
+    content = key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
     with replacing(path, mode=0o600) as file:
-        file.write(key.private_bytes(Encoding.PEM, form, serialization.NoEncryption()))
+        file.write(content)
     return key
 
 
-def _certificate(
+def _signed_certificate(
+    *,
     subject: str,
-    key: Key,
+    public_key: ec.EllipticCurvePublicKey,
     issuer: x509.Name,
     signer: Key,
     days: int,
-    extensions: dict[x509.ExtensionType, bool],
+    extensions: Extensions,
 ) -> bytes:
-    """Return a signed certificate; `extensions` says of each whether it is critical."""
+    """Return a certificate in PEM that is valid from now on."""
+    start = datetime.now(UTC)
     builder = x509.CertificateBuilder(
-        issuer, _name(subject), key.public_key(), x509.random_serial_number()
+        issuer_name=issuer,
+        subject_name=_name(subject),
+        public_key=public_key,
+        serial_number=x509.random_serial_number(),
     )
-    builder = builder.not_valid_before(datetime.now(UTC) - EARLIER)
-    builder = builder.not_valid_after(datetime.now(UTC) + timedelta(days=days))
+    builder = builder.not_valid_before(start - CLOCK_TOLERANCE)
+    builder = builder.not_valid_after(start + timedelta(days=days))
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical)
-    return builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
+    certificate = builder.sign(signer, hashes.SHA384())
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def _name(text: str) -> x509.Name:
+    """Return a subject or issuer with this common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _usage(*purposes: str) -> x509.KeyUsage:
-    """Allow a key these purposes alone."""
-    return x509.KeyUsage(
-        **{
-            name: name in purposes
-            for name in inspect.signature(x509.KeyUsage).parameters
-        }
-    )
+def _key_usage(*purposes: str) -> x509.KeyUsage:
+    """Return the extension that allows a key these purposes alone."""
+    names = inspect.signature(x509.KeyUsage).parameters
+    return x509.KeyUsage(**{name: name in purposes for name in names})
 
 
 def _host(text: str) -> x509.GeneralName:
+    """Return an address or a name of the server, as a certificate has it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
@@ -136,7 +187,8 @@ def _host(text: str) -> x509.GeneralName:
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit(
-            "python -m wflmc.apps.federation.certificates FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…"
+            "python -m wflmc.apps.federation.certificates "
+            "FOLDER-OF-THE-AUTHORITY NEW-FOLDER HOST…"
         )
     try:
         write_server_certificate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

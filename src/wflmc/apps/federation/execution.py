@@ -1,7 +1,8 @@
 """A federation in a run folder: begun once and for all, run, resumed and finished.
 
-The folder `federation` in the run's own holds what the server and every device hold, and how far they have got; the
-files of a finished run stand beside it, as those of `wflmc run` do.
+The folder `federation` in the run's own holds what the server and every device hold,
+and their progress. The files of a finished run stand beside it, as those of `wflmc run`
+do.
 """
 
 import re
@@ -10,19 +11,25 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import jax
 import numpy as np
 
 from wflmc.apps.federation import flower_server
-from wflmc.apps.federation.deployment import ADDRESS, Loopback, prepare
+from wflmc.apps.federation.deployment import (
+    COMMANDS_FILE,
+    DEFAULT_ADDRESS,
+    Loopback,
+    prepare,
+)
 from wflmc.apps.federation.device import devices_in, open_device
 from wflmc.apps.federation.job import Job, federated_plan, make_job, write_federation
-from wflmc.apps.federation.messages import DEVICE, SERVER
+from wflmc.apps.federation.messages import DEVICE, MAX_CHAINS, SERVER
 from wflmc.apps.federation.server import (
     LEDGER,
     LOG,
+    OWN_LEDGER,
     Notify,
     Server,
     open_server,
@@ -38,6 +45,7 @@ from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
 from wflmc.runs.documents import (
     Document,
+    JsonObject,
     PlanFile,
     plan_document,
     read_document,
@@ -58,32 +66,54 @@ from wflmc.scenario import (
     to_toml,
     with_values,
 )
-from wflmc.support.errors import InputError, refuse
+from wflmc.support.errors import InputError
 from wflmc.support.keys import secret_key
 from wflmc.support.notices import Notice, NoticeCode, codes
 from wflmc.support.progress import ProgressBar
 from wflmc.support.storage import naming_file, write_text
 
-Result = tuple[Scenario, dict[str, Any], Evaluation | None, list[Path]]
-"""The scenario, the content of summary.json, the evaluation unless it was only prepared, and the files written."""
-
 RUNTIMES = ("simulation", "process", "deployment")
+"""Where devices run: in Flower's engine, in this process, or in processes here."""
+FEDERATION = "federation"
+"""In a run folder: the folders of the server and of all devices."""
+ABOUT_FILE = "about.json"
+"""In the folder of a federation: what identifies it, as `AboutFile`."""
+PLAN_DOCUMENT = "plan.json"
+"""In the folder of a federation: its plan, copied to the run folder at the end."""
 STAND_IN = "data that stand in for the devices' own"
 """What a scenario's data are where devices bring their own, in the words of notices."""
-WORDS = {
+DIFFERENCES = {
     "asked": "scenario",
     "real": "kind of devices (real or simulated)",
     "own_data": "source of data",
 }
 """What two federations differ in, where about.json has another name for it."""
 HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
+"""A host name, an IPv4 address or an IPv6 address in brackets, and a port."""
+UNKNOWN_LAW = ExactLaw(None, None)
+"""The law of the chains where the devices' data are not known here."""
 
-EMULATED = "The radio channel is emulated: epsilon does not hold against the server's process (--noise devices does)."
-NO_PROTECTION = "The noise is simulated, from sampler.seed, and protects nobody; --noise channel draws one that does."
-ONE_BY_ONE = "Each message is hidden by its own share of the noise alone: {} times the loss of the sum, as is counted."
-LEFT = "Messages that came late or were rejected are not in this ledger, but in those of the devices that sent them."
-SPARE = "For {} absences every device adds 1/{} of the noise: with all there, sums have up to {:.3g} times as much."
-ABSENT = (
+EMULATED = (
+    "The radio channel is emulated: epsilon does not hold against the server's process "
+    "(--noise devices does)."
+)
+NO_PROTECTION = (
+    "The noise is simulated, from sampler.seed, and protects nobody; --noise channel "
+    "draws one that does."
+)
+ONE_BY_ONE = (
+    "Each message is hidden by its own part of the noise alone, which costs {} times "
+    "the loss of the sum. The ledger counts it."
+)
+LATE_MESSAGES = (
+    "Messages that came late or were rejected are not in this ledger, but in those of "
+    "the devices that sent them."
+)
+SPARE_NOISE = (
+    "To tolerate {} absences, every device adds 1/{} of the noise: if all send, sums "
+    "have up to {:.3g} times as much."
+)
+ABSENCES = (
     "{} times a device was asked and did not send; {} of the plan, in which all do."
 )
 
@@ -113,221 +143,295 @@ class Account(TypedDict):
     releases: int
     own_data: bool
     asked: list[int]
-    """Devices that were asked, by round."""
+    """How many devices were sent a request, by round."""
     sent: list[int]
-    """Devices that sent, by round."""
+    """How many devices sent, by round."""
     absences: int
     empty_rounds: int
     epsilon_spent: float | None
     adjacency: str
 
 
+class FederationResult(NamedTuple):
+    """What `run_federation` has brought about."""
+
+    scenario: Scenario
+    summary: JsonObject
+    """The content of summary.json; of a preparation, its folder and its warnings."""
+    evaluation: Evaluation | None
+    """Of the samples; None where the federation was only prepared."""
+    files: list[Path]
+    """Those that were written into the run folder."""
+
+
 class FederationOptions(NamedTuple):
-    """What the command was asked for."""
+    """The options of the command `wflmc federate`."""
 
     scenario: str
+    """The path of the scenario."""
     overrides: list[str] | None
+    """Of --set, as KEY=VALUE."""
     runtime: str
-    given_noise: str | None
+    requested_noise: str | None
+    """Who adds the noise; None for the default, see `noise`."""
     tolerate: int
     chains: int | None
+    """None for the scenario's, or 1 where devices are real."""
     deadline: float
+    """Seconds that a round waits for its devices."""
     ledger: str | None
+    """The file to spend from; None for one in the run folder."""
     prepare: bool
+    """Whether devices are real: folders and commands are written, and nothing is
+    run."""
     own_data: bool
+    """Whether real devices bring their own data."""
     address: str | None
+    """Host and port of the server for real devices; None for the default."""
 
     @property
     def noise(self) -> str:
-        """Who adds the noise: simulated where this machine has all the data anyway."""
-        return self.given_noise or ("channel" if self.prepare else "simulated")
+        """Return who adds the noise, as requested or by default.
+
+        The default is "channel" where devices are real. It is "simulated", which
+        protects nobody, where this machine has the data of all devices anyway. Then the
+        chains are those of `wflmc run`.
+        """
+        if self.requested_noise:
+            return self.requested_noise
+        return "channel" if self.prepare else "simulated"
 
     def check(self) -> None:
-        """Refuse options that are wrong, or do not go together."""
-        address = re.fullmatch(HOST_AND_PORT, self.address or ADDRESS)
-        bare = self.prepare and self.noise == "simulated"
-        refuse(
-            (
-                self.runtime not in RUNTIMES,
-                "--runtime",
-                self.runtime,
-                f"one of {', '.join(RUNTIMES)}",
-            ),
-            (
-                bare,
-                "--noise",
-                self.noise,
-                "channel or devices with --prepare: simulated noise protects nobody",
-            ),
-            (
-                self.chains is not None and not 0 < self.chains <= 10**7,
-                "--chains",
-                self.chains,
-                "1 to 10,000,000",
-            ),
-            (
-                not 0 < self.deadline < np.inf,
-                "--deadline",
-                self.deadline,
-                "a number of seconds above 0",
-            ),
-            (
-                not Path(self.ledger or ".").parent.is_dir(),
-                "--ledger",
-                self.ledger,
-                "a file in a folder that is there",
-            ),
-            (
-                self.address is not None and not self.prepare,
-                "--address",
-                self.address,
-                "given with --prepare",
-            ),
-            (
-                address is None,
-                "--address",
-                self.address,
-                "host and port, such as 10.0.0.7:8000",
-            ),
-            (
-                self.own_data and not self.prepare,
-                "--own-data",
-                True,
-                "given with --prepare",
-            ),
-        )
+        """Refuse options that are wrong, or do not go together.
+
+        The scenario is not read for it. Whether the noise fits the policy, and whether
+        so many absences can be tolerated, is checked with the plan, by `make_job`.
+
+        Raises:
+            InputError: names the option, and says what is allowed.
+        """
+        self._check_run()
+        self._check_preparation()
+
+    def _check_run(self) -> None:
+        """Refuse wrong options of any federation."""
+        if self.runtime not in RUNTIMES:
+            expected = f"one of {', '.join(RUNTIMES)}"
+            raise InputError("--runtime", self.runtime, expected)
+        if self.prepare and self.noise == "simulated":
+            expected = (
+                "channel or devices with --prepare: simulated noise protects nobody"
+            )
+            raise InputError("--noise", self.noise, expected)
+        if self.chains is not None and not 0 < self.chains <= MAX_CHAINS:
+            raise InputError("--chains", self.chains, f"1 to {MAX_CHAINS:,}")
+        if not 0 < self.deadline < np.inf:
+            raise InputError("--deadline", self.deadline, "a number of seconds above 0")
+        if self.ledger and not Path(self.ledger).parent.is_dir():
+            expected = "a file in a folder that is there"
+            raise InputError("--ledger", self.ledger, expected)
+
+    def _check_preparation(self) -> None:
+        """Refuse options of real devices that are wrong, or given for others."""
+        expected = "given with --prepare"
+        if self.address is not None and not self.prepare:
+            raise InputError("--address", self.address, expected)
+        if not re.fullmatch(HOST_AND_PORT, self.address or DEFAULT_ADDRESS):
+            example = "host and port, such as 10.0.0.7:8000"
+            raise InputError("--address", self.address, example)
+        if self.own_data and not self.prepare:
+            raise InputError("--own-data", True, expected)
 
     def identity(self, scenario: Scenario) -> AboutFile:
-        """Return what makes two federations the same, as about.json has it."""
-        chains = self.chains or (1 if self.prepare else scenario.sampler.chains)
-        ledger = None if self.ledger is None else str(Path(self.ledger).resolve())
-        return {
-            "asked": to_toml(scenario),
-            "real": self.prepare,
-            "chains": chains,
-            "ledger": ledger,
-            "noise": self.noise,
-            "tolerate": self.tolerate,
-            "own_data": self.own_data,
-            "address": self.address,
-        }
+        """Return what makes two federations the same, as about.json has it.
+
+        Only the same federation is resumed in a folder. The runtime and the deadline
+        are not part of it: they may differ from one part of a run to the next.
+
+        Args:
+            scenario: that the options name, with its overrides.
+
+        Returns:
+            The content of about.json, with the defaults filled in.
+        """
+        chains = self.chains
+        if not chains:
+            chains = 1 if self.prepare else scenario.sampler.chains
+        ledger = None
+        if self.ledger is not None:
+            ledger = str(Path(self.ledger).resolve())
+        return AboutFile(
+            asked=to_toml(scenario),
+            real=self.prepare,
+            chains=chains,
+            ledger=ledger,
+            noise=self.noise,
+            tolerate=self.tolerate,
+            own_data=self.own_data,
+            address=self.address,
+        )
 
 
 def run_federation(
-    options: FederationOptions, folder: Path, bar: ProgressBar, say: Notify
-) -> Result:
-    """Run what is asked for, from its plan to its files, or go on with it.
+    options: FederationOptions,
+    folder: Path,
+    bar: ProgressBar,
+    notify: Notify,
+) -> FederationResult:
+    """Run a federation from its plan to its files, or resume it.
+
+    The first call plans the federation and writes its folders. Real devices are only
+    prepared; when all their rounds have been run, the same call writes the files of the
+    run. With simulated devices all rounds that are left are run at once.
 
     Args:
         options: of the command, checked.
         folder: of the run, which no other process writes to.
         bar: shows progress.
-        say: called with sentences for whoever waits.
+        notify: called with sentences for a person who waits.
+
+    Returns:
+        The summary, the evaluation and the files.
+
+    Raises:
+        InputError: the options do not fit the scenario, or the federation in the folder
+            is another one.
+        OverspendError: the plan would spend more than is left of a budget.
+        DeploymentError: the rounds could not be run to the end.
     """
-    place = folder / "federation"
     scenario = load_scenario(options.scenario, options.overrides)
     data_words = STAND_IN if options.own_data else THESE_DATA
     inputs = build(scenario, data_words=data_words)
-    about = options.identity(scenario)
-    if not isinstance(inputs.posterior, Regression) and (
-        options.prepare or options.runtime != "process"
-    ):
-        given, why = (
-            "--prepare" if options.prepare else options.runtime,
-            "other processes do not have its functions",
-        )
-        raise InputError(
-            "--runtime",
-            given,
-            f"process with a model of your own: {why}; see docs/guides/numpyro.md",
-        )
-    if place.exists():
-        _refuse_other(folder, about)
+    identity = options.identity(scenario)
+    _check_custom_model(inputs.posterior, options)
+    federation = folder / FEDERATION
+    if federation.exists():
+        _refuse_other(folder, identity)
     else:
-        _begin(folder, scenario, inputs, options, about)
-    job = Job.load(place / SERVER)
-    if options.prepare and not (place / "COMMANDS.md").exists():
-        prepare(place, job.plan.devices, options.address or ADDRESS, options.deadline)
-    if job.plan.clips:
-        _open_ledger(job.plan, inputs, folder, about)
-    server = open_server(job, place / SERVER)
-    done, rounds = server.checkpoint.load().rounds, len(job.plan.rounds)
-    if 0 < done < rounds:
-        say(f"Going on with the federation in {place} after {done} rounds.")
-    if options.prepare and done < rounds:
-        prepared = {
-            "folder": str(place),
-            "rounds": done,
-            "warnings": list(job.plan.warnings),
-            "warning_codes": list(codes(job.plan.notices)),
-        }
-        return scenario, prepared, None, []
-    if done < rounds:
+        _begin(folder, scenario, inputs, options, identity=identity)
+    server = _open(folder, inputs, options, identity)
+    plan = server.job.plan
+    finished_rounds = server.checkpoint.load().rounds
+    rounds = len(plan.rounds)
+    if 0 < finished_rounds < rounds:
+        notify(
+            f"Going on with the federation in {federation} "
+            f"after {finished_rounds} rounds."
+        )
+    if finished_rounds < rounds:
+        if options.prepare:
+            summary = _preparation_summary(federation, plan, finished_rounds)
+            return FederationResult(scenario, summary, None, [])
         with bar("rounds", rounds) as advance:
-            _run(
-                server,
-                inputs.posterior,
-                place,
-                options,
-                lambda now, _: advance(now),
-                say,
-            )
-        server = open_server(
-            job, place / SERVER
-        )  # which another process may have charged
-    return _finish(folder, scenario, inputs, server, options)
+
+            def progress(finished: int, _: int) -> None:
+                advance(finished)
+
+            _run(server, inputs.posterior, options, progress=progress, notify=notify)
+        # The ledger is read again: another process may have charged it.
+        server = open_server(server.job, server.folder)
+    return _finish(folder, scenario, inputs, server, options=options)
+
+
+def _check_custom_model(posterior: Posterior, options: FederationOptions) -> None:
+    """Refuse to run a custom model in other processes, which lack its functions."""
+    in_process = not options.prepare and options.runtime == "process"
+    if isinstance(posterior, Regression) or in_process:
+        return
+    option = "--prepare" if options.prepare else options.runtime
+    expected = (
+        "process with a custom model: other processes do not have its functions; "
+        "see docs/guides/numpyro.md"
+    )
+    raise InputError("--runtime", option, expected)
+
+
+def _open(
+    folder: Path,
+    inputs: Inputs,
+    options: FederationOptions,
+    identity: AboutFile,
+) -> Server:
+    """Open the server of the federation in a run folder, with its ledger."""
+    federation = folder / FEDERATION
+    job = Job.load(federation / SERVER)
+    if options.prepare and not (federation / COMMANDS_FILE).exists():
+        address = options.address or DEFAULT_ADDRESS
+        prepare(federation, job.plan.devices, address, options.deadline)
+    if job.plan.clips:
+        _open_ledger(job.plan, inputs, folder, identity)
+    return open_server(job, federation / SERVER)
+
+
+def _preparation_summary(federation: Path, plan: Plan, rounds: int) -> JsonObject:
+    """Return the summary of a federation whose rounds are run elsewhere."""
+    return {
+        "folder": str(federation),
+        "rounds": rounds,
+        "warnings": list(plan.warnings),
+        "warning_codes": list(codes(plan.notices)),
+    }
 
 
 def _run(
     server: Server,
     posterior: Posterior,
-    place: Path,
     options: FederationOptions,
+    *,
     progress: ProgressCallback,
-    say: Notify,
+    notify: Notify,
 ) -> None:
-    """Run all rounds that are left."""
-    devices, deadline = server.job.plan.devices, options.deadline
+    """Run all rounds that are left, in the runtime of the options."""
+    federation = server.folder.parent
+    devices = server.job.plan.devices
     if options.runtime == "process":
-        parts = [
-            None if isinstance(posterior, Regression) else posterior.device(k)
-            for k in range(devices)
-        ]
-        folders = [place / DEVICE.format(k) for k in range(devices)]
-        # A protocol says nothing of hashing; posteriors are hashed by identity.
-        opened = [open_device(*pair) for pair in zip(folders, parts, strict=True)]  # type: ignore[arg-type]
-        run_in_process(server, opened, progress)
+        _run_in_process(server, posterior, progress)
     elif options.runtime == "simulation":
         flower_server.run_in_engine(
-            server, devices_in(place), progress=progress, deadline=deadline
+            server,
+            devices_in(federation),
+            progress=progress,
+            deadline=options.deadline,
         )
     else:
-        prepare(place, devices)
-        with Loopback(place, say=say) as loopback:
-            loopback.run(deadline, progress)
+        prepare(federation, devices)
+        with Loopback(federation, notify=notify) as loopback:
+            loopback.run(options.deadline, progress)
 
 
-def _refuse_other(folder: Path, about: AboutFile) -> None:
-    """Refuse any federation in the folder but the one that is asked for, for its ledgers' sake."""
-    path = folder / "federation" / "about.json"
+def _run_in_process(
+    server: Server,
+    posterior: Posterior,
+    progress: ProgressCallback,
+) -> None:
+    """Open all devices in this process, and run all rounds that are left."""
+    devices = []
+    for device in range(server.job.plan.devices):
+        folder = server.folder.parent / DEVICE.format(device)
+        if isinstance(posterior, Regression):
+            devices.append(open_device(folder))
+        else:
+            part = posterior.device(device)
+            # The protocol does not promise a hash; posteriors are hashed by identity.
+            devices.append(open_device(folder, part))  # type: ignore[arg-type]
+    run_in_process(server, devices, progress)
+
+
+def _refuse_other(folder: Path, identity: AboutFile) -> None:
+    """Refuse to continue another federation than that in the folder.
+
+    Its ledgers count what that federation has spent.
+    """
+    path = folder / FEDERATION / ABOUT_FILE
     if not path.exists():
-        raise InputError(
-            "--out",
-            str(path.parent),
-            "a folder in which nothing else is called federation",
-        )
-    before = read_document(path, Document, "--out").model_dump()
-    other = [
-        WORDS.get(name, name)
-        for name, value in about.items()
-        if before.get(name) != value
-    ]
-    if other:
-        raise InputError(
-            "--out",
-            str(folder),
-            f"another folder: the federation in it has another {other[0]}",
-        )
+        expected = "a folder in which nothing else is called federation"
+        raise InputError("--out", str(path.parent), expected)
+    stored = read_document(path, Document, "--out").model_dump()
+    for name, value in identity.items():
+        if stored.get(name) != value:
+            difference = DIFFERENCES.get(name, name)
+            expected = f"another folder: the federation in it has another {difference}"
+            raise InputError("--out", str(folder), expected)
 
 
 def _begin(
@@ -335,65 +439,100 @@ def _begin(
     scenario: Scenario,
     inputs: Inputs,
     options: FederationOptions,
-    about: AboutFile,
+    *,
+    identity: AboutFile,
 ) -> None:
     """Plan a federation and write its folders, all of them or none."""
-    began, part, ledger = (
-        time.perf_counter(),
-        folder / "federation.part",
-        folder / "ledger.jsonl",
-    )
-    if (
-        ledger.exists()
-        and not options.prepare
-        and about["ledger"] != str(ledger.resolve())
-    ):
-        raise InputError(
-            "--out",
-            str(folder),
-            f"without the ledger of another run; --ledger {ledger} spends from it",
+    start_seconds = time.perf_counter()
+    _refuse_ledger_of_another_run(folder, identity)
+    inputs = _with_coverage(inputs, options)
+    job = _make_job(scenario, inputs, options, identity["chains"])
+    seconds = time.perf_counter() - start_seconds
+    document = _plan_document(scenario, inputs, job, options, seconds=seconds)
+    part = folder / "federation.part"
+    # A command that was stopped may have left it.
+    shutil.rmtree(part, ignore_errors=True)
+    with naming_file(part):
+        write_federation(part, scenario, inputs, job, with_data=not options.own_data)
+    if not options.prepare:
+        ledger_path = identity["ledger"] or f"../../{OWN_LEDGER}"
+        write_text(part / SERVER / LEDGER, ledger_path)
+    write_text(part / PLAN_DOCUMENT, to_json(document))
+    write_text(part / ABOUT_FILE, to_json(identity))
+    part.rename(folder / FEDERATION)
+
+
+def _refuse_ledger_of_another_run(folder: Path, identity: AboutFile) -> None:
+    """Refuse a run folder whose ledger is there, but not the one to spend from."""
+    ledger = folder / OWN_LEDGER
+    if identity["real"] or not ledger.exists():
+        return
+    if identity["ledger"] != str(ledger.resolve()):
+        expected = (
+            f"without the ledger of another run; --ledger {ledger} spends from it"
         )
-    if options.own_data:  # data that stand in for others' are nobody's
-        notices = (*inputs.notices, *data_notices(inputs.not_covered, STAND_IN))
-        inputs = inputs._replace(not_covered=(), notices=notices)
-    elif options.noise != "simulated":  # it cannot be drawn again
-        beyond = (item for item in inputs.not_covered if item.name != "sampler.seed")
-        inputs = inputs._replace(not_covered=tuple(beyond))
-    job = _job(scenario, inputs, options, about["chains"])
-    settled = with_values(
-        scenario, {"sampler.burn_in": job.plan.burn_in, "sampler.chains": job.chains}
-    )
-    law = (
-        ExactLaw(None, None) if options.own_data else None
-    )  # that of a stand-in is nobody's
+        raise InputError("--out", str(folder), expected)
+
+
+def _with_coverage(inputs: Inputs, options: FederationOptions) -> Inputs:
+    """Return the inputs with what ε does not cover in a federation.
+
+    Data that stand in for the devices' own are nobody's. A seed is not covered where it
+    draws the noise, which only a simulation does.
+    """
+    if options.own_data:
+        stand_in_notices = data_notices(inputs.not_covered, STAND_IN)
+        notices = (*inputs.notices, *stand_in_notices)
+        return inputs._replace(not_covered=(), notices=notices)
+    if options.noise == "simulated":
+        return inputs
+    items = (item for item in inputs.not_covered if item.name != "sampler.seed")
+    return inputs._replace(not_covered=tuple(items))
+
+
+def _plan_document(
+    scenario: Scenario,
+    inputs: Inputs,
+    job: Job,
+    options: FederationOptions,
+    *,
+    seconds: float,
+) -> JsonObject:
+    """Return the content of plan.json, with the noise and the costs of a federation."""
     document = plan_document(
-        settled, inputs, received_plan(job), time.perf_counter() - began, law
+        _settled(scenario, job),
+        inputs,
+        received_plan(job),
+        seconds,
+        law=UNKNOWN_LAW if options.own_data else None,
     )
     document["noise"] = options.noise
     document["own_data"] = options.own_data
     if job.plan.clips:
         document["privacy"] |= _costs(job)
-    shutil.rmtree(part, ignore_errors=True)  # of a command that was stopped
-    with naming_file(part):
-        write_federation(part, scenario, inputs, job, with_data=not options.own_data)
-    if not options.prepare:
-        write_text(part / SERVER / LEDGER, about["ledger"] or "../../ledger.jsonl")
-    write_text(part / "plan.json", to_json(document))
-    write_text(part / "about.json", to_json(about))
-    part.rename(folder / "federation")
+    return document
 
 
-def _job(
-    scenario: Scenario, inputs: Inputs, options: FederationOptions, chains: int
+def _settled(scenario: Scenario, job: Job) -> Scenario:
+    """Return the scenario with the rounds of burn-in and the chains that are run."""
+    values = {"sampler.burn_in": job.plan.burn_in, "sampler.chains": job.chains}
+    return with_values(scenario, values)
+
+
+def _make_job(
+    scenario: Scenario,
+    inputs: Inputs,
+    options: FederationOptions,
+    chains: int,
 ) -> Job:
-    """Plan the rounds; real devices get a key that nobody knows, as anybody may know the scenario's seed."""
+    """Plan the rounds and make the job.
+
+    Real devices get a key that nobody knows: the scenario's seed may be public.
+    """
     seed = scenario.sampler.seed
     if seed == "secret" and not options.prepare:
-        raise InputError(
-            "sampler.seed",
-            seed,
-            "a number: it seeds where chains start; --noise channel is secret",
-        )
+        expected = "a number: it seeds where chains start; --noise channel is secret"
+        raise InputError("sampler.seed", seed, expected)
     releases = chains if options.prepare else 1
     plan = federated_plan(
         scenario,
@@ -404,7 +543,7 @@ def _job(
         paid=spent_before(options.ledger, inputs),
     )
     if options.own_data:
-        plan = plan.with_notices(_about_stand_in(plan.notices))
+        plan = plan.with_notices(_stand_in_notices(plan.notices))
     key = secret_key() if options.prepare else jax.random.key(int(seed))
     return make_job(
         key,
@@ -418,7 +557,7 @@ def _job(
     )
 
 
-def _about_stand_in(notices: Iterable[Notice]) -> Iterator[Notice]:
+def _stand_in_notices(notices: Iterable[Notice]) -> Iterator[Notice]:
     """Yield the notices of a plan whose data stand in for those of the devices."""
     for notice in notices:
         if notice.code == NoticeCode.ORACLE:
@@ -427,49 +566,77 @@ def _about_stand_in(notices: Iterable[Notice]) -> Iterator[Notice]:
             yield notice
 
 
-def _open_ledger(plan: Plan, inputs: Inputs, folder: Path, about: AboutFile) -> None:
-    """Begin or open the ledger of a federation, with what was spent before its first round.
+def _open_ledger(
+    plan: Plan,
+    inputs: Inputs,
+    folder: Path,
+    identity: AboutFile,
+) -> None:
+    """Begin or open the ledger of a federation, and charge what was spent before it.
 
-    That of a real one names nobody: its server may not try whose data these are.
+    With real devices it does not name the data: otherwise its server could test whose
+    data these are.
     """
-    real, release = about["real"], inputs.release
-    path = (
-        folder / "federation" / SERVER / "ledger.jsonl"
-        if real
-        else about["ledger"] or folder / "ledger.jsonl"
-    )
-    subject = "" if real else inputs.posterior.digest
+    if identity["real"]:
+        ledger = Ledger(
+            plan.privacy,
+            plan.devices,
+            subject="",
+            enforced=plan.enforced,
+            path=folder / FEDERATION / SERVER / OWN_LEDGER,
+        )
+        if plan.ledger.any():
+            ledger.charge("before", 0, plan.ledger[None])
+        return
     ledger = Ledger(
-        plan.privacy, plan.devices, subject=subject, enforced=plan.enforced, path=path
+        plan.privacy,
+        plan.devices,
+        subject=inputs.posterior.digest,
+        enforced=plan.enforced,
+        path=identity["ledger"] or folder / OWN_LEDGER,
     )
-    if real and plan.ledger.any():
-        ledger.charge("before", 0, plan.ledger[None])
-    elif not real and release is not None:
-        ledger.charge(release.name, 0, release.loss, release.noise)
+    release = inputs.release
+    if release is not None:
+        ledger.charge(
+            run=release.name, first=0, losses=release.loss, noise=release.noise
+        )
 
 
 def received_plan(job: Job) -> Plan:
     """Return the plan with all the noise that the sums have when nobody is absent.
 
-    Where devices tolerate absences they add more than the plan's N0 together. What of it the server does not leave out
-    of its own noise counts here as the server's.
+    Where devices tolerate absences they add more than the plan's N0 together. The
+    server adds less of its own noise in return; what still exceeds the planned variance
+    counts here as the server's.
+
+    Args:
+        job: of the plan.
+
+    Returns:
+        The plan with a larger `server_noise`; the same plan where no absences are
+        tolerated.
     """
     plan = job.plan
     if not job.tolerate:
         return plan
-    noise = np.array(
-        [job.round_noise(at, plan.weight[at] > 0) for at in range(len(plan.rounds))]
+    received_noise = np.array(
+        [
+            job.round_noise(round_index, plan.weight[round_index] > 0)
+            for round_index in range(len(plan.rounds))
+        ]
     )
-    variance = noise * (plan.kick * plan.scale / plan.gain) ** 2
+    factor = plan.kick * plan.scale / plan.gain
+    variance = received_noise * factor**2
     excess = np.maximum(0.0, variance - plan.noise_variance)
     return plan.with_rounds(server_noise=plan.server_noise + excess)
 
 
-def _costs(job: Job) -> dict[str, object]:
-    """Return `privacy` of plan.json, for what this transport and all chains that are given away cost."""
-    promise, spent = job.plan.privacy, job.planned_loss.sum(0)
+def _costs(job: Job) -> JsonObject:
+    """Return `privacy` of plan.json: the cost of all chains that are released."""
+    promise = job.plan.privacy
+    spent = job.planned_loss.sum(0)
     total = spent + job.plan.ledger
-    costs: dict[str, object] = {
+    costs: JsonObject = {
         "spent": spent,
         "spent_max": spent.max(),
         "epsilon_each": promise.epsilons_spent(total),
@@ -478,7 +645,8 @@ def _costs(job: Job) -> dict[str, object]:
         costs["epsilon_by"] = {
             name: promise.epsilon_spent(total, name) for name in ACCOUNTANTS
         }
-    return dict(plain({**costs, "epsilon_spent": promise.epsilon_spent(total)}))
+    costs["epsilon_spent"] = promise.epsilon_spent(total)
+    return dict(plain(costs))
 
 
 def _finish(
@@ -486,93 +654,97 @@ def _finish(
     scenario: Scenario,
     inputs: Inputs,
     server: Server,
+    *,
     options: FederationOptions,
-) -> Result:
+) -> FederationResult:
     """Evaluate the samples and write the files of a run.
 
     Where devices brought their own data, the posterior of the scenario is that of a
     stand-in: samples are not compared with it. The seconds are those of all rounds,
     whichever command or process has run them.
     """
-    job, ledger = server.job, server.ledger
+    job = server.job
+    ledger = server.ledger
     preload(draws=len(job.plan.rounds) - job.plan.burn_in)
-    document = read_document(
-        folder / "federation" / "plan.json", PlanFile, "--out"
-    ).model_dump(exclude_unset=True)
-    plan, known = received_plan(job), not options.own_data
+    plan_path = folder / FEDERATION / PLAN_DOCUMENT
+    plan_file = read_document(plan_path, PlanFile, "--out")
+    document = plan_file.model_dump(exclude_unset=True)
+    plan = received_plan(job)
     trace = replace(trace_of(server, inputs.posterior), plans=(plan,))
-    trace = trace if scenario.sampler.transcript else replace(trace, transcript=None)
-    evaluation = evaluate(
-        trace, inputs.posterior if known else None, inputs.test if known else None
-    )
-    about = _account(
-        server, "deployment" if options.prepare else options.runtime, options.own_data
-    )
+    if not scenario.sampler.transcript:
+        trace = replace(trace, transcript=None)
+    posterior = None if options.own_data else inputs.posterior
+    test_set = None if options.own_data else inputs.test
+    evaluation = evaluate(trace, posterior, test_set)
+    account = _account(server, options)
+    notices = _notices(job, account["absences"], options.own_data)
     summary = summary_document(
         evaluation,
         document,
-        notices=(*plan.notices, *_notices(job, about["absences"], options.own_data)),
+        notices=(*plan.notices, *notices),
         ledger=ledger_document(ledger, folder),
         seconds=sum(row["seconds"] for row in read_log(server.folder)),
     )
-    summary["epsilon_spent"] = about["epsilon_spent"]
-    summary["federation"] = about
+    summary["epsilon_spent"] = account["epsilon_spent"]
+    summary["federation"] = account
     shutil.copyfile(server.folder / LOG, folder / LOG)
-    settled = with_values(
-        scenario, {"sampler.burn_in": plan.burn_in, "sampler.chains": job.chains}
-    )
     files = write_run(
         folder,
-        scenario=settled,
+        scenario=_settled(scenario, job),
         trace=trace,
         plan=plan,
         plan_document=document,
         summary=summary,
         ledger=None if ledger is None else ledger.path,
     )
-    return scenario, summary, evaluation, [*files, folder / LOG]
+    return FederationResult(scenario, summary, evaluation, [*files, folder / LOG])
 
 
-def _account(server: Server, runtime: str, own_data: bool) -> Account:
-    """Return `federation` of summary.json: who sent, and what that cost by the ledger."""
-    job, rows, ledger = server.job, read_log(server.folder), server.ledger
-    return {
-        "runtime": runtime,
-        "noise": job.noise,
-        "tolerate": job.tolerate,
-        "releases": job.releases,
-        "own_data": own_data,
-        "asked": [row["asked"] for row in rows],
-        "sent": [row["sent"] for row in rows],
-        "absences": sum(len(row["absent"]) for row in rows),
-        "empty_rounds": sum(row["sent"] == 0 for row in rows),
-        "epsilon_spent": None
-        if ledger is None
-        else plain(job.plan.privacy.epsilon_spent(ledger.spent)),
-        "adjacency": job.plan.privacy.adjacency,
-    }
+def _account(server: Server, options: FederationOptions) -> Account:
+    """Return `federation` of summary.json: who sent, and what that cost."""
+    job = server.job
+    rows = read_log(server.folder)
+    epsilon_spent = None
+    if server.ledger is not None:
+        spent = server.ledger.spent
+        epsilon_spent = plain(job.plan.privacy.epsilon_spent(spent))
+    return Account(
+        runtime="deployment" if options.prepare else options.runtime,
+        noise=job.noise,
+        tolerate=job.tolerate,
+        releases=job.releases,
+        own_data=options.own_data,
+        asked=[row["asked"] for row in rows],
+        sent=[row["sent"] for row in rows],
+        absences=sum(len(row["absent"]) for row in rows),
+        empty_rounds=sum(row["sent"] == 0 for row in rows),
+        epsilon_spent=epsilon_spent,
+        adjacency=job.plan.privacy.adjacency,
+    )
 
 
 def _notices(job: Job, absences: int, own_data: bool) -> Iterator[Notice]:
-    """Yield what the numbers of a federation rest on.
+    """Yield the assumptions behind the numbers of a federation.
 
     Args:
-        job: what was run.
-        absences: how often a device was asked and did not send.
+        job: that was run.
+        absences: how often a scheduled device did not send.
         own_data: whether devices brought their own data, for which no law is known.
     """
-    planned = "the bound is that" if own_data else "bound and exact law are those"
     if job.noise == "devices":
-        yield Notice(NoticeCode.DEVICE_NOISE, ONE_BY_ONE.format(int(job.quorum.max())))
+        noise_parts = int(job.quorum.max())
+        yield Notice(NoticeCode.DEVICE_NOISE, ONE_BY_ONE.format(noise_parts))
         if absences:
-            yield Notice(NoticeCode.LATE_MESSAGES, LEFT)
+            yield Notice(NoticeCode.LATE_MESSAGES, LATE_MESSAGES)
     else:
         yield Notice(NoticeCode.EMULATED_CHANNEL, EMULATED)
         if job.lattice is None:
             yield Notice(NoticeCode.NO_PROTECTION, NO_PROTECTION)
     if job.tolerate:
         excess = float(np.max(job.plan.active_devices / job.quorum))
-        text = SPARE.format(job.tolerate, int(job.quorum.min()), excess)
+        text = SPARE_NOISE.format(job.tolerate, int(job.quorum.min()), excess)
         yield Notice(NoticeCode.SPARE_NOISE, text)
     if absences:
-        yield Notice(NoticeCode.ABSENT_DEVICES, ABSENT.format(absences, planned))
+        planned = "the bound is that" if own_data else "bound and exact law are those"
+        text = ABSENCES.format(absences, planned)
+        yield Notice(NoticeCode.ABSENT_DEVICES, text)

@@ -24,6 +24,8 @@ SERVER = "server"
 """The folder of the server in that of a federation."""
 DEVICE = "device-{}"
 """The folder of a device, by its number."""
+MAX_CHAINS = 10**7
+"""How many chains a federation may run at the same time."""
 MAX_ARRAY_HEADER_BYTES = 4096
 """How many bytes NumPy's array format may take beside the numbers of an array."""
 BYTES_PER_FLOAT32 = 4
@@ -53,7 +55,7 @@ class Terms:
     run: str
     """The name of the job, `Job.run`."""
     device: Annotated[int, Field(ge=0)]
-    chains: Annotated[int, Field(ge=1, le=10**7)]
+    chains: Annotated[int, Field(ge=1, le=MAX_CHAINS)]
     dim: Annotated[int, Field(ge=1)]
     start: Annotated[int, Field(ge=0)]
     """The number of the first round."""
@@ -368,14 +370,14 @@ def read_reply(
     return signal
 
 
-class _Reply(NamedTuple):
+class _ReplyRecords(NamedTuple):
     """The two records of a reply."""
 
     signal: ArrayRecord
     subject: ConfigRecord
 
 
-def _reply_records(message: Message | None) -> _Reply:
+def _reply_records(message: Message | None) -> _ReplyRecords:
     """Return the records of a reply, or reject it where it has others."""
     malformed = "malformed: not one array and one text record"
     if message is None:
@@ -385,7 +387,7 @@ def _reply_records(message: Message | None) -> _Reply:
     names_fit = list(arrays) == ["signal"] and list(texts) == ["about"]
     if len(message.content) != 2 or not names_fit:
         raise RejectedError(malformed)
-    return _Reply(arrays["signal"], texts["about"])
+    return _ReplyRecords(arrays["signal"], texts["about"])
 
 
 def _check_subject(subject: ConfigRecord, expected: ConfigRecord) -> None:

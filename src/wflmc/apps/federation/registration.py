@@ -1,12 +1,13 @@
 """Which key, and so which node of Flower's, is which device: the server's nodes.json.
 
-A SuperLink with authentication lets in nodes whose public key has been registered, and gives each key a node id of its
-own for good. On the server's machine, in its folder,
+A SuperLink with authentication admits nodes whose public key has been registered, and
+gives each key a permanent node id. On the server's machine, in its folder,
 
     python -m wflmc.apps.federation.registration . wflmc
 
-registers keys/device-0.pub, keys/device-1.pub, … with the SuperLink that Flower's configuration calls wflmc. Called
-again, it registers keys that are new; a device that has another key by now loses the old one.
+registers keys/device-0.pub, keys/device-1.pub, … with the SuperLink that Flower's
+configuration calls wflmc. Called again, it registers keys that are new; a device whose
+key has changed loses the previous one.
 """
 
 import json
@@ -22,15 +23,25 @@ from pydantic import TypeAdapter
 from wflmc.support.errors import InputError, UnfinishedError
 from wflmc.support.storage import write_text
 
-TABLE, KEYS = "nodes.json", "keys"
+JsonObject = dict[str, Any]
+"""What a command of Flower's prints."""
+
+TABLE = "nodes.json"
+"""In a server's folder: which node is which device."""
+KEYS = "keys"
+"""In a server's folder: the folder of the devices' public keys."""
+DEVICE_PREFIX = "device-"
+"""Before the number of a device, in the names of keys and nodes."""
+MAX_REASON_LENGTH = 500
+"""Characters that an error shows of the output of a command."""
 
 
 class DeploymentError(UnfinishedError):
-    """A part of Flower could not do what it was asked; the text says which and why."""
+    """A part of Flower failed; the text says which and why."""
 
 
 class Node(NamedTuple):
-    """A node of Flower's, the device that it is, and the public key that says so."""
+    """A node of Flower's, the device that it is, and the public key that proves it."""
 
     node: int
     device: int
@@ -38,96 +49,175 @@ class Node(NamedTuple):
 
 
 def register(
-    server: Path, link: str, env: Mapping[str, str], say: Callable[[str], None] = print
+    server: Path,
+    superlink: str,
+    environment: Mapping[str, str],
+    notify: Callable[[str], None] = print,
 ) -> list[Node]:
-    """Register the keys in a server's folder with the SuperLink, and write the table of nodes.
+    """Register the keys in a server's folder with the SuperLink.
+
+    The table of nodes is written after every device, so that a call that was stopped
+    can be repeated. Keys that are registered already are left as they are.
 
     Args:
         server: the server's folder, with keys/device-0.pub, keys/device-1.pub, ….
-        link: the SuperLink's name in Flower's configuration.
-        env: environment of Flower's commands.
-        say: called with a sentence for every key that is new.
+        superlink: its name in Flower's configuration.
+        environment: of Flower's commands.
+        notify: called with a sentence for every key that is new.
 
     Returns:
         One node for each device, in the order of the devices.
+
+    Raises:
+        InputError: the folder has no keys, or its table is damaged.
+        DeploymentError: a command of Flower's failed.
     """
-    path, files = server / TABLE, list((server / KEYS).glob("device-*.pub"))
-    if not files:
-        raise InputError(
-            "keys", str(server / KEYS), "a folder with device-0.pub, device-1.pub, …"
-        )
-    registered = {
-        int(row["node-id"]) for row in flwr(["supernode", "list", link], env)["nodes"]
+    key_files = _key_files(server)
+    node_of_device = _registered_nodes(server, superlink, environment)
+    for device, key_file in sorted(key_files.items()):
+        key = _read_key(key_file)
+        previous = node_of_device.get(device)
+        if previous is None or previous.key != key:
+            if previous is not None:
+                _unregister(previous, superlink, environment)
+            node_id = _register_key(key_file, superlink, environment)
+            node_of_device[device] = Node(node_id, device, key)
+            notify(f"{key_file.stem} is node {node_id}")
+        _write_table(server, node_of_device)
+    return [node_of_device[device] for device in sorted(node_of_device)]
+
+
+def _key_files(server: Path) -> dict[int, Path]:
+    """Return the files of the devices' public keys, by device."""
+    folder = server / KEYS
+    files = folder.glob(f"{DEVICE_PREFIX}*.pub")
+    file_of_device = {
+        int(file.stem.removeprefix(DEVICE_PREFIX)): file for file in files
     }
-    nodes = (
-        {row.device: row for row in read_nodes(server) if row.node in registered}
-        if path.exists()
-        else {}
-    )
-    for device, file in sorted(
-        (int(file.stem.removeprefix("device-")), file) for file in files
-    ):
-        key = " ".join(
-            file.read_text(encoding="utf-8").split()[:2]
-        )  # without ssh-keygen's comment
-        old = nodes.get(device)
-        if old is None or old.key != key:
-            if old is not None:
-                flwr(["supernode", "unregister", str(old.node), link], env)
-            answer = flwr(
-                ["supernode", "register", str(file), link, "--name", file.stem], env
-            )
-            nodes[device] = Node(int(answer["node-id"]), device, key)
-            say(f"{file.stem} is node {nodes[device].node}")
-        write_text(
-            path, json.dumps([nodes[k]._asdict() for k in sorted(nodes)], indent=1)
-        )
-    return [nodes[k] for k in sorted(nodes)]
+    if not file_of_device:
+        expected = "a folder with device-0.pub, device-1.pub, …"
+        raise InputError("keys", str(folder), expected)
+    return file_of_device
+
+
+def _read_key(file: Path) -> str:
+    """Return the type and the key of a public key file, without its comment."""
+    words = file.read_text(encoding="utf-8").split()
+    return " ".join(words[:2])
+
+
+def _registered_nodes(
+    server: Path,
+    superlink: str,
+    environment: Mapping[str, str],
+) -> dict[int, Node]:
+    """Return the nodes of the table that the SuperLink still knows, by device."""
+    answer = flwr(["supernode", "list", superlink], environment)
+    registered = {int(row["node-id"]) for row in answer["nodes"]}
+    if not (server / TABLE).exists():
+        return {}
+    rows = read_nodes(server)
+    return {row.device: row for row in rows if row.node in registered}
+
+
+def _unregister(node: Node, superlink: str, environment: Mapping[str, str]) -> None:
+    """Withdraw the admission of a node."""
+    flwr(["supernode", "unregister", str(node.node), superlink], environment)
+
+
+def _register_key(
+    key_file: Path,
+    superlink: str,
+    environment: Mapping[str, str],
+) -> int:
+    """Register a public key under the name of its device, and return its node id."""
+    command = ["supernode", "register", str(key_file), superlink]
+    command += ["--name", key_file.stem]
+    return int(flwr(command, environment)["node-id"])
+
+
+def _write_table(server: Path, node_of_device: Mapping[int, Node]) -> None:
+    """Write the table of nodes, in the order of the devices."""
+    rows = [node_of_device[device]._asdict() for device in sorted(node_of_device)]
+    write_text(server / TABLE, json.dumps(rows, indent=1))
 
 
 def read_nodes(server: Path) -> list[Node]:
-    """Return the table in a server's folder."""
+    """Read the table in a server's folder, which binds devices to their keys.
+
+    No node and no device may be in it twice: otherwise one machine could answer for two
+    devices, or two machines for one.
+
+    Args:
+        server: the folder.
+
+    Returns:
+        The nodes, in the order of the file.
+
+    Raises:
+        InputError: the table is missing or damaged, or has a node or device twice.
+    """
     path = server / TABLE
     try:
         nodes = TypeAdapter(list[Node]).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(
-            "nodes", str(path), f"a table that registration has written ({error})"
-        ) from None
-    if len({row.device for row in nodes}) < len(nodes) or len(
-        {row.node for row in nodes}
-    ) < len(nodes):
-        raise InputError(
-            "nodes", str(path), "a table with every node and every device once"
-        )
+        expected = f"a table that registration has written ({error})"
+        raise InputError("nodes", str(path), expected) from None
+    devices = {row.device for row in nodes}
+    node_ids = {row.node for row in nodes}
+    if len(devices) < len(nodes) or len(node_ids) < len(nodes):
+        expected = "a table with every node and every device once"
+        raise InputError("nodes", str(path), expected)
     return nodes
 
 
 def flwr(
-    words: list[str], env: Mapping[str, str], folder: Path | None = None
-) -> dict[str, Any]:
-    """Return what a command of Flower's prints as JSON; DeploymentError where it fails."""
-    command = ["flwr", *words, "--format", "json"]
-    done = subprocess.run(
-        command, env=env, cwd=folder, capture_output=True, text=True, check=False
+    arguments: list[str],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+) -> JsonObject:
+    """Run a command of Flower's and read the JSON that it prints.
+
+    Args:
+        arguments: after `flwr`, without the option for JSON.
+        environment: of the command; FLWR_HOME names Flower's configuration.
+        folder: to run it in; None for the current one.
+
+    Returns:
+        What the command prints.
+
+    Raises:
+        DeploymentError: the command failed; the text has its reason.
+    """
+    command = ["flwr", *arguments, "--format", "json"]
+    process = subprocess.run(
+        command,
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    _, brace, rest = done.stdout.partition("{")
+    # Anything before the first brace is no JSON.
+    _, brace, content = process.stdout.partition("{")
     try:
-        answer: dict[str, Any] = json.loads(brace + rest)
+        answer: JsonObject = json.loads(brace + content)
     except ValueError:
         answer = {}
-    if done.returncode != 0 or not answer.get("success"):
-        reason = (
-            answer.get("error-message") or (done.stderr or done.stdout).strip()[-500:]
-        )
-        raise DeploymentError(f"`flwr {' '.join(words[:2])}` failed: {reason}")
+    if process.returncode != 0 or not answer.get("success"):
+        reason = answer.get("error-message")
+        if not reason:
+            output = process.stderr or process.stdout
+            reason = output.strip()[-MAX_REASON_LENGTH:]
+        raise DeploymentError(f"`flwr {' '.join(arguments[:2])}` failed: {reason}")
     return answer
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(
-            "python -m wflmc.apps.federation.registration FOLDER-OF-THE-SERVER NAME-OF-THE-SUPERLINK"
+            "python -m wflmc.apps.federation.registration "
+            "FOLDER-OF-THE-SERVER NAME-OF-THE-SUPERLINK"
         )
     try:
         register(Path(sys.argv[1]), sys.argv[2], os.environ)

@@ -401,8 +401,8 @@ class _Session:
         reception = self._request(round_index, state, paying)
         if not _only_part_sent(reception, paying):
             return reception
-        lost = _lost_reception(job, reception.sent, SENDERS_MISSING)
-        return lost._replace(absent=reception.absent | lost.absent)
+        lost_round = _lost_reception(job, reception.sent, SENDERS_MISSING)
+        return lost_round._replace(absent=reception.absent | lost_round.absent)
 
     def charge(self, block: slice, signal: _RoundSignal) -> None:
         """Charge the devices that sent, unless the round has been charged already.
