@@ -20,7 +20,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling, pad_to_multiple_o
 from benchmarks.league import held_out_split
 from wflmc.apps.studies.league import DELTA, OTHER, league_features
 from wflmc.data.sets import Features
-from wflmc.evaluation.scores import TINY, calibration
+from wflmc.evaluation.scores import SMALLEST_PROBABILITY, calibration
 
 CLASSES, MOMENTUM, SEEDS = 10, 0.9, 3
 
@@ -113,7 +113,7 @@ def train(rows: Any, labels: Any, recipe: Recipe, multiplier: float, seed: int) 
 def scores(weights: Any, rows: Any, labels: Any) -> Any:
     """Return accuracy, ECE and NLL."""
     probability = np.asarray(jax.nn.softmax(rows @ weights))[None]
-    return calibration(np.maximum(probability, TINY), labels)
+    return calibration(np.maximum(probability, SMALLEST_PROBABILITY), labels)
 
 
 def compare(name: str, epsilon: float, features: Features) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_against_scikit_learn(seed):
     assert found.ece == pytest.approx(
         np.sum(held[held > 0] * np.abs(observed - mean)) / len(y), rel=1e-9
     )
-    full = found.share > 0
+    full = found.bin_fraction > 0
     np.testing.assert_allclose(found.observed[full], observed)
     np.testing.assert_allclose(found.confidence[full], mean)
 
@@ -56,7 +56,7 @@ def test_against_a_plain_loop(seed, bins, classes):
     found = calibration(p, y, bins)
     assert found.ece == pytest.approx(error, abs=1e-12)
     assert 0 <= found.ece <= 1
-    assert found.share.sum() == pytest.approx(1)
+    assert found.bin_fraction.sum() == pytest.approx(1)
 
 
 def test_known_answers():
@@ -99,7 +99,8 @@ def test_chains_at_once_and_reliability():
         reliability(together),
         calibration(np.concatenate(cases), np.tile(y, 3)),
     )
-    for name in ("share", "observed", "confidence"):
+    np.testing.assert_allclose(merged["share"], pooled.bin_fraction)
+    for name in ("observed", "confidence"):
         np.testing.assert_allclose(merged[name], getattr(pooled, name))
 
 
@@ -108,7 +109,9 @@ def test_bins_include_their_upper_edge():
         p = np.arange(1, bins + 1) / bins
         p = p[p > 0.5]
         found = calibration(np.column_stack([p, 1 - p]), np.zeros(p.size, int), bins)
-        assert np.flatnonzero(found.share).tolist() == list(range(bins - p.size, bins))
+        assert np.flatnonzero(found.bin_fraction).tolist() == list(
+            range(bins - p.size, bins)
+        )
 
 
 def test_scores_of_a_model(tmp_path):

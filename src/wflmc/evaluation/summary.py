@@ -11,7 +11,7 @@ from wflmc.evaluation.conditioning import central_interval, noise_aware
 from wflmc.evaluation.coverage import LEVELS, held
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
 from wflmc.evaluation.scores import (
-    TINY,
+    SMALLEST_PROBABILITY,
     Calibration,
     RegressionScores,
     calibration,
@@ -409,7 +409,7 @@ def _scores(
             return regression_scores(posterior, trace.theta, *test)
         if isinstance(posterior, Predicts) and trace.predictions is not None:
             return calibration(
-                np.maximum(trace.predictions.probability, TINY),
+                np.maximum(trace.predictions.probability, SMALLEST_PROBABILITY),
                 posterior.classes_of(test[1]),
             )
         if isinstance(posterior, Predicts):

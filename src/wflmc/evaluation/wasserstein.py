@@ -1,4 +1,9 @@
-"""Samples beside the law they should have: W2² per round with its standard error, moments, autocorrelation."""
+r"""Samples beside the law they should have: $W_2^2$ by round, moments, autocorrelation.
+
+All distances are squared, as in the paper's figures. While no gradient is clipped the
+law of a chain of the Gaussian study is known, and so is its distance; estimates from
+chains have a floor that perfect samples show as well (`floor_w2_sq`).
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,27 +32,39 @@ Array = NDArray[np.float64]
 
 
 CHUNK_BYTES = 2**27
+"""Of the moments, or the draws, that are computed at a time."""
 WORST_ROUNDS = 200
-"""Rounds that a bootstrap looks at: the worst one of a resample is hardly ever elsewhere."""
+"""Rounds that a bootstrap looks at: the worst one of a resample is hardly ever
+elsewhere."""
 REPLICAS = 50
 """Perfect experiments that `floor_w2_sq` is the mean of."""
 LARGEST_HESSIAN = 1500
 """Parameters up to which the Hessian of a softmax posterior is inverted."""
-FLOOR_REPLICAS, FLOOR_CHAINS = 20, 50
-"""Perfect experiments that a floor is the mean of, and chains of the trace that say how correlated draws are."""
+FLOOR_REPLICAS = 20
+"""Perfect experiments that `with_floor` is the mean of."""
+FLOOR_CHAINS = 50
+"""Chains of a trace that show how correlated draws are."""
+LARGEST_CORRELATION = 1 - 1e-12
+"""Of successive draws, below 1."""
+SMALLEST_VARIANCE = 1e-300
+"""In the place of the variance of a parameter that never moves."""
 
 
 class DistanceEstimate(NamedTuple):
-    """W2² (not its root) to the posterior of each kept round, and of the worst of them."""
+    """W2² (not its root) to the posterior, of each kept round and of the worst."""
 
     per_round: Array
+    """[draw]."""
     worst: float
+    """The largest of them."""
     worst_se: float
-    """Bootstrap standard error over chains; of near-perfect samples it is about twice as large as it should be."""
+    """Bootstrap standard error over chains; of near-perfect samples it is about twice
+    as large as it should be."""
     floor: float | None = None
-    """The mean of `worst` for as many perfect chains, as correlated as these; None where it was not asked for."""
+    """The mean of `worst` for as many perfect chains, as correlated as these; None
+    where it was not computed."""
     floor_sd: float = 0.0
-    """Standard deviation of that."""
+    """Standard deviation of that over repetitions."""
 
     @property
     def resolution(self) -> float:
@@ -55,8 +72,20 @@ class DistanceEstimate(NamedTuple):
         return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
+class PerfectDistance(NamedTuple):
+    """What an estimate of W2² shows for perfect samples."""
+
+    mean: float
+    """Over repetitions."""
+    error: float
+    """Standard error of the mean."""
+
+
 class ExactLaw(NamedTuple):
-    """What is known of a plan's chains while no gradient is clipped; None for models whose law is not known."""
+    """What is known of a plan's chains while no gradient is clipped.
+
+    None for models whose law is not known.
+    """
 
     w2_sq: tuple[float, ...] | None
     """W2² to the posterior, [S]."""
@@ -65,13 +94,21 @@ class ExactLaw(NamedTuple):
 
 
 def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
-    """Return the exact law of a plan's chains, as far as it is known."""
+    """Return the exact law of a plan's chains, as far as it is known.
+
+    Args:
+        posterior: any; only Gaussian ones have a known law.
+        plan: one, or several that chains follow in turns.
+
+    Returns:
+        `exact_w2_sq` of every round and the smallest `exact_ess`; None for both where
+        the law is not known.
+    """
     if not isinstance(posterior, HasLaw):
         return ExactLaw(None, None)
-    return ExactLaw(
-        tuple(exact_w2_sq(posterior, plan).tolist()),
-        float(exact_ess(posterior, plan).min()),
-    )
+    distances = exact_w2_sq(posterior, plan)
+    ess = exact_ess(posterior, plan)
+    return ExactLaw(w2_sq=tuple(distances.tolist()), ess_min=float(ess.min()))
 
 
 def _checked(posterior: object) -> HasLaw:
@@ -84,134 +121,195 @@ def _checked(posterior: object) -> HasLaw:
     return posterior
 
 
-def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
-    """Return the true W2²[S] of the chain's law to the posterior while no gradient is clipped: no Monte Carlo error.
+def _as_list(plan: Plan | Sequence[Plan]) -> list[Plan]:
+    return [plan] if isinstance(plan, Plan) else list(plan)
 
-    Over several plans (one per channel realisation) it is that of their pooled mean and covariance.
+
+def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
+    r"""Return the true $W_2^2$ of the chain's law to the posterior, without sampling.
+
+    Gradients of a linear regression are affine, so that mean and covariance follow from
+    round to round: $C \leftarrow A C A^\top + \sigma^2 I$. They are those of a chain
+    whose gradients are never clipped; whether any are is not checked.
+
+    Args:
+        posterior: whose law is known, such as a `GaussianPosterior`.
+        plan: one, or several (one per channel realization) of equal length, of which
+            the mean and the covariance are pooled.
+
+    Returns:
+        The distance after every round, [S]; infinite where the chain diverges.
+
+    Raises:
+        InputError: for a model whose law is not known.
     """
-    plans = [plan] if isinstance(plan, Plan) else list(plan)
-    names = ("step_size", "weight_received", "noise_variance")
-    steps, weights, noise = (
-        np.stack([getattr(p, name) for p in plans]) for name in names
-    )
+    law_of_model = _checked(posterior)
+    plans = _as_list(plan)
     dynamics = jax.tree.map(
-        lambda *each: np.array(each)[:, None], *(p.dynamics for p in plans)
+        lambda *values: np.array(values)[:, None], *(plan.dynamics for plan in plans)
     )
     motion = Motion(
-        steps,
-        weights,
-        plans[0].init,
-        dynamics,
-        np.array([[p.downlink_noise] for p in plans]),
+        step_size=np.stack([plan.step_size for plan in plans]),
+        weight=np.stack([plan.weight_received for plan in plans]),
+        init=plans[0].init,
+        dynamics=dynamics,
+        downlink=np.array([[plan.downlink_noise] for plan in plans]),
     )
-    known = _checked(posterior)
-    return w2_squared(pool(known.chain(motion).law(noise)), known.exact)
+    noise = np.stack([plan.noise_variance for plan in plans])
+    laws = law_of_model.chain(motion).law(noise)
+    return w2_squared(pool(laws), law_of_model.exact)
 
 
 def exact_ess(
     posterior: object, plan: Plan | Sequence[Plan], bias: bool = False
 ) -> Array:
-    """Return the effective sample size [m] of the kept rounds of one chain while no gradient is clipped, exactly.
+    """Return the effective sample size of one chain's rounds after burn-in, exactly.
 
-    It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its S_u kept samples, so many
-    independent draws from the posterior have a mean that spreads as little. V_i is over repetitions of the whole
-    chain, its start included, hence what all samples share counts as if it were one. Over several plans (one per
-    channel realisation) V_i is the average.
+    It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its
+    S_u samples. So many independent draws from the posterior have a mean that spreads
+    as little. V_i is over repetitions of the whole chain, its start included, hence
+    what all samples have in common counts as if it were one. Like `exact_w2_sq`, it
+    ignores clipping.
 
     Args:
-        bias: add the squared bias of that mean to its variance: so many draws have a mean that errs as little.
+        posterior: whose law is known, such as a `GaussianPosterior`.
+        plan: one, or several (one per channel realization), over which V_i is averaged.
+        bias: add the squared bias of that mean to its variance: so many draws have a
+            mean that errs as little.
+
+    Returns:
+        The effective sample size of every parameter, [m]; 0 where the chain diverges.
+
+    Raises:
+        InputError: for a model whose law is not known.
     """
-    known, errors = _checked(posterior), []
-    for one in [plan] if isinstance(plan, Plan) else plan:
-        chain = known.chain(one.motion)
-        error = chain.variance_of_mean(one.noise_variance, one.burn_in)
+    law_of_model = _checked(posterior)
+    errors = []
+    for plan_of_chain in _as_list(plan):
+        chain = law_of_model.chain(plan_of_chain.motion)
+        noise = plan_of_chain.noise_variance
+        burn_in = plan_of_chain.burn_in
+        error = chain.variance_of_mean(noise, burn_in)
         if bias:
-            mean = chain.law(one.noise_variance).mean[one.burn_in :].mean(0)
-            error = error + (mean - known.exact.mean) ** 2
+            mean = chain.law(noise).mean[burn_in:].mean(0)
+            error = error + (mean - law_of_model.exact.mean) ** 2
         errors.append(error)
     variance = np.mean(errors, axis=0)
-    return np.where(
-        np.isfinite(variance), np.diagonal(known.exact.covariance) / variance, 0.0
-    )
+    ess = np.diagonal(law_of_model.exact.covariance) / variance
+    return np.where(np.isfinite(variance), ess, 0.0)
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
-    """Return mean and covariance per round of theta[chain, draw, m] with every chain counts[b, chain] times."""
+    """Return mean and covariance of every round, for some weights of the chains.
+
+    Args:
+        theta: [chain, draw, m].
+        counts: how often every chain counts, [b, chain].
+
+    Returns:
+        The moments, [b, draw, ...].
+    """
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
     second = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
-    covariance = (
-        second - total[..., None] * mean[..., :, None] * mean[..., None, :]
-    ) / (total[..., None] - 1)
+    of_mean = total[..., None] * mean[..., :, None] * mean[..., None, :]
+    covariance = (second - of_mean) / (total[..., None] - 1)
     return Gaussian(mean, covariance)
 
 
 def estimate_w2_sq(
     theta: NDArray[np.floating], exact: Gaussian, *, resamples: int = 100, seed: int = 0
 ) -> DistanceEstimate:
-    """Return the plug-in W2² of chains: theta[chain, draw, m] against the exact posterior.
+    """Estimate W2² of chains to the exact posterior, round by round.
 
-    The estimate is biased upwards (a floor near 1e-4 for 100 chains of the paper's study), and so is its
-    maximum over rounds; the exact law has no such floor.
+    The plug-in estimate takes the chains of a round for a Gaussian of their mean and
+    covariance. It is biased upwards (a floor near 1e-4 for 100 chains of the paper's
+    study), and so is its maximum over rounds; `exact_w2_sq` has no such floor.
+
+    Args:
+        theta: draws, [chain, draw, m], of at least two chains.
+        exact: the posterior of the parameters.
+        resamples: of the chains, for the standard error.
+        seed: of the resampling; results repeat with it.
+
+    Returns:
+        The distances, the worst of them and its standard error; without a floor.
     """
     target = Gaussian(np.zeros_like(exact.mean), exact.covariance)
     chains, draws, dim = theta.shape
 
     def centred(rounds: slice | NDArray[np.intp]) -> Array:
-        """Some rounds in float64, without the posterior's mean: second moments stay free of cancellation."""
+        """Return rounds without the posterior's mean.
+
+        So second moments stay free of cancellation.
+        """
         return np.asarray(theta[:, rounds], dtype=float) - exact.mean
 
-    at_once, once = (
-        max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim))),
-        np.ones((1, chains)),
-    )
-    parts = (
-        _moments(centred(slice(at, at + at_once)), once)
-        for at in range(0, draws, at_once)
-    )
-    per_round = np.concatenate([w2_squared(part, target)[0] for part in parts])
-    candidates = centred(np.sort(np.argsort(per_round)[-WORST_ROUNDS:]))
-    generator, alike = np.random.default_rng(seed), np.full(chains, 1 / chains)
-    often = (
-        generator.multinomial(chains, alike, size=1).astype(float)
-        for _ in range(resamples)
-    )
-    worst = [
-        w2_squared(_moments(candidates, counts), target)[0].max() for counts in often
-    ]
+    chunk = max(1, CHUNK_BYTES // (8 * dim * (chains + 4 * dim)))
+    equal_counts = np.ones((1, chains))
+    parts = []
+    for first in range(0, draws, chunk):
+        moments = _moments(centred(slice(first, first + chunk)), equal_counts)
+        parts.append(w2_squared(moments, target)[0])
+    per_round = np.concatenate(parts)
+
+    worst_rounds = np.sort(np.argsort(per_round)[-WORST_ROUNDS:])
+    candidates = centred(worst_rounds)
+    generator = np.random.default_rng(seed)
+    probabilities = np.full(chains, 1 / chains)
+    resampled = []
+    for _ in range(resamples):
+        counts = generator.multinomial(chains, probabilities, size=1).astype(float)
+        distances = w2_squared(_moments(candidates, counts), target)[0]
+        resampled.append(distances.max())
     return DistanceEstimate(
-        per_round, float(per_round.max()), float(np.std(worst, ddof=1))
+        per_round=per_round,
+        worst=float(per_round.max()),
+        worst_se=float(np.std(resampled, ddof=1)),
     )
 
 
 def with_floor(
     distance: DistanceEstimate, theta: NDArray[np.floating], exact: Gaussian
 ) -> DistanceEstimate:
-    """Add the floor of an estimate: what theta[chain, draw, m] would give if its law were exactly the posterior.
+    """Add the floor of an estimate: what it would be if the law were the posterior.
 
-    Perfect samples with a correlation r between successive draws change by 2 (1 − r) times the posterior's variance
-    from draw to draw, which tells r along every eigenvector of the posterior's covariance. Where noise is too strong
-    it may be taken for too small, and the floor, that of independent draws then, errs upwards.
+    Perfect samples with a correlation r between successive draws change by 2 (1 − r)
+    times the posterior's variance from draw to draw, which shows r along every
+    eigenvector of the posterior's covariance. Where noise is too strong, r may be taken
+    for too small, and the floor, that of independent draws then, errs upwards.
+
+    Args:
+        distance: `estimate_w2_sq` of the same draws.
+        theta: draws, [chain, draw, m].
+        exact: the posterior of the parameters.
+
+    Returns:
+        The estimate with `floor` and `floor_sd`, over 20 repetitions.
     """
     variance, directions = np.linalg.eigh(exact.covariance)
     chains, draws, dim = theta.shape
-    rounds = int(min(draws, WORST_ROUNDS, max(1, CHUNK_BYTES // (8 * chains * dim))))
-    memory = np.zeros(dim)
+    draws_in_chunk = max(1, CHUNK_BYTES // (8 * chains * dim))
+    simulated_draws = int(min(draws, WORST_ROUNDS, draws_in_chunk))
+    correlation = np.zeros(dim)
     if draws > 1:
-        moved = (
-            np.diff(
-                np.asarray(theta[:FLOOR_CHAINS, -WORST_ROUNDS:], dtype=float), axis=1
-            )
-            @ directions
-        )
-        memory = np.clip(
-            1 - np.mean(moved**2, axis=(0, 1)) / (2 * variance), 0.0, 1 - 1e-12
-        )
+        last_draws = np.asarray(theta[:FLOOR_CHAINS, -WORST_ROUNDS:], dtype=float)
+        changes = np.diff(last_draws, axis=1) @ directions
+        mean_square = np.mean(changes**2, axis=(0, 1))
+        estimated = 1 - mean_square / (2 * variance)
+        correlation = np.clip(estimated, 0.0, LARGEST_CORRELATION)
     generator = np.random.default_rng(0)
-    worst = [
-        _perfect(generator, variance, memory, 1, chains, rounds)[0]
-        for _ in range(FLOOR_REPLICAS)
-    ]
+    worst = []
+    for _ in range(FLOOR_REPLICAS):
+        replica = _worst_of_perfect_chains(
+            generator,
+            variance,
+            correlation,
+            replicas=1,
+            chains=chains,
+            draws=simulated_draws,
+        )
+        worst.append(replica[0])
     return distance._replace(
         floor=float(np.mean(worst)), floor_sd=float(np.std(worst, ddof=1))
     )
@@ -225,55 +323,86 @@ def floor_w2_sq(
     *,
     replicas: int = REPLICAS,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Return what `estimate_w2_sq(...).worst` gives for perfect samples: its mean over replicas and its error.
+) -> PerfectDistance:
+    """Return what `estimate_w2_sq(...).worst` is for perfect samples, on average.
 
-    The chains are those of an ideal sampler: every draw has exactly the posterior's law, and successive draws are as
-    correlated as in continuous Langevin dynamics, exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ.
+    The chains are those of an ideal sampler: every draw has exactly the posterior's
+    law, and successive draws are as correlated as in continuous Langevin dynamics,
+    exp(−η λ) along an eigenvector of the Hessian with eigenvalue λ. Differences below
+    this floor mean nothing.
+
+    Args:
+        exact: the posterior of the parameters.
+        step_size: η.
+        chains: of an experiment, at least two.
+        draws: of every chain.
+        replicas: experiments that are simulated.
+        seed: of the simulation; results repeat with it.
+
+    Returns:
+        The mean over the experiments, and its standard error.
     """
     variance: Array = np.asarray(np.linalg.eigvalsh(exact.covariance), dtype=float)
-    worst = _perfect(
+    worst = _worst_of_perfect_chains(
         np.random.default_rng(seed),
         variance,
         np.exp(-step_size / variance),
-        replicas,
-        chains,
-        draws,
+        replicas=replicas,
+        chains=chains,
+        draws=draws,
     )
-    return float(worst.mean()), float(worst.std(ddof=1) / replicas**0.5)
+    return PerfectDistance(
+        mean=float(worst.mean()),
+        error=float(worst.std(ddof=1) / replicas**0.5),
+    )
 
 
-def _perfect(
-    rng: np.random.Generator,
+def _worst_of_perfect_chains(
+    generator: np.random.Generator,
     variance: Array,
-    memory: Array,
+    correlation: Array,
+    *,
     replicas: int,
     chains: int,
     draws: int,
 ) -> Array:
-    """Return the worst estimate of every replica of perfect chains, whose draws are correlated by memory[m]."""
-    shocks = rng.standard_normal((draws, replicas * chains, variance.size))
-    shocks[1:] *= np.sqrt(1 - memory**2)
-    paths = [first_order(shocks[..., i], memory[i]) for i in range(variance.size)]
-    theta = (np.sqrt(variance) * np.stack(paths, axis=-1)).reshape(
-        draws, replicas, chains, -1
-    )
-    away = theta - theta.mean(-2, keepdims=True)
-    moments = Gaussian(theta.mean(-2), np.swapaxes(away, -1, -2) @ away / (chains - 1))
-    return np.asarray(
-        w2_squared(moments, Gaussian(np.zeros(variance.size), np.diag(variance))).max(0)
-    )
+    """Return the worst estimate of every replica of perfect chains, [replica].
+
+    Args:
+        generator: of the draws.
+        variance: of the posterior along its axes, [m].
+        correlation: of successive draws, [m].
+        replicas: how many experiments.
+        chains: of an experiment.
+        draws: of every chain.
+    """
+    dim = variance.size
+    shocks = generator.standard_normal((draws, replicas * chains, dim))
+    shocks[1:] *= np.sqrt(1 - correlation**2)
+    paths = [first_order(shocks[..., i], correlation[i]) for i in range(dim)]
+    scaled = np.sqrt(variance) * np.stack(paths, axis=-1)
+    theta = scaled.reshape(draws, replicas, chains, -1)
+    centred = theta - theta.mean(-2, keepdims=True)
+    covariance = np.swapaxes(centred, -1, -2) @ centred / (chains - 1)
+    moments = Gaussian(theta.mean(-2), covariance)
+    target = Gaussian(np.zeros(dim), np.diag(variance))
+    return np.asarray(w2_squared(moments, target).max(0))
 
 
 class Comparison(NamedTuple):
-    """Samples of every parameter, [m], beside the law they should have; nan where something is not known."""
+    """Samples of every parameter beside the law they should have.
+
+    Each is [m]; nan where something is not known.
+    """
 
     mean: Array
+    """Of the samples."""
     error: Array
     """Standard error of the mean."""
     deviation: Array
     """Standard deviation of the samples."""
     law: Gaussian | None
+    """That they should have."""
     expected: Array
     """Standard deviations of the law."""
     shift: Array
@@ -281,40 +410,53 @@ class Comparison(NamedTuple):
 
     @property
     def z(self) -> Array:
-        """The shift in standard errors of the mean."""
+        """The shift in standard errors of the mean, [m]; nan where the error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.error > 0, self.shift / self.error, np.nan)
 
 
 def compare(theta: Array, law: Gaussian | None) -> Comparison:
-    """Return means and deviations of theta[chain, draw, m] beside a law.
+    """Return means and deviations of samples beside a law.
 
-    Standard errors are over chains, which are independent; of one chain, by its effective sample size.
+    Standard errors are over chains, which are independent; of one chain they are by its
+    smallest effective sample size, which errs on the safe side.
+
+    Args:
+        theta: draws, [chain, draw, m].
+        law: that the draws should have; None where it is not known.
+
+    Returns:
+        The comparison, with nan for what needs a law that is not known.
     """
     chains, draws, dim = theta.shape
-    mean, deviation = (
-        theta.mean((0, 1)),
-        theta.std((0, 1), ddof=1 if chains * draws > 1 else 0),
-    )
+    has_several_samples = chains * draws > 1
+    mean = theta.mean((0, 1))
+    deviation = theta.std((0, 1), ddof=1 if has_several_samples else 0)
     if chains > 1:
         error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
     else:
-        error = deviation / np.sqrt(
-            diagnose(theta).ess_min or np.nan
-        )  # the smallest, which errs on the safe side
+        error = deviation / np.sqrt(diagnose(theta).ess_min or np.nan)
     target = law or Gaussian(np.full(dim, np.nan), np.full((dim, dim), np.nan))
     return Comparison(
-        mean,
-        error,
-        deviation,
-        law,
-        np.sqrt(np.diagonal(target.covariance)),
-        mean - target.mean,
+        mean=mean,
+        error=error,
+        deviation=deviation,
+        law=law,
+        expected=np.sqrt(np.diagonal(target.covariance)),
+        shift=mean - target.mean,
     )
 
 
 def law_of(posterior: Posterior) -> Gaussian | None:
-    """Return the exact law of a posterior, or its Laplace approximation; None where neither is known."""
+    """Return the law of a posterior's parameters.
+
+    Args:
+        posterior: any.
+
+    Returns:
+        The exact law of a linear regression, the Laplace approximation of a softmax
+        model of at most 1500 parameters; None for all others.
+    """
     if isinstance(posterior, GaussianPosterior):
         return posterior.exact
     if isinstance(posterior, SoftmaxPosterior) and posterior.dim <= LARGEST_HESSIAN:
@@ -323,41 +465,54 @@ def law_of(posterior: Posterior) -> Gaussian | None:
 
 
 def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
-    """Return the Gaussian of the parameters at a softmax posterior's mode, with the inverse of the full Hessian."""
-    mode, space, classes = (
-        posterior.laplace[0],
-        posterior.coordinates,
-        posterior.classes,
-    )
+    """Return the Laplace approximation of a softmax posterior.
+
+    Args:
+        posterior: whose mode is computed, and whose full Hessian
+            Σ_n (diag(p_n) − p_n p_nᵀ) ⊗ u_n u_nᵀ + Λ is inverted there.
+
+    Returns:
+        The Gaussian of the parameters, in their own coordinates, [m].
+    """
+    mode = posterior.laplace[0]
+    classes = posterior.classes
     rows = posterior.real_rows(posterior.features)
-    features = rows.shape[1]
+    dim = rows.shape[1]
     p = softmax(rows @ mode.reshape(classes, -1).T, axis=1)
-    prior = (
-        np.eye(features) / posterior.prior_std**2
-        if space is None
-        else np.asarray(space.precision)
-    )
-    hessian = np.kron(np.eye(classes), prior).reshape(
-        classes, features, classes, features
-    )
-    for one in range(classes):
-        for other in range(classes):
-            weight = p[:, one] * ((one == other) - p[:, other])
-            hessian[one, :, other] += rows.T @ (weight[:, None] * rows)
+    if posterior.coordinates is None:
+        prior = np.eye(dim) / posterior.prior_std**2
+    else:
+        prior = np.asarray(posterior.coordinates.precision)
+    hessian = np.kron(np.eye(classes), prior).reshape(classes, dim, classes, dim)
+    for row_class in range(classes):
+        for column_class in range(classes):
+            is_diagonal = row_class == column_class
+            weight = p[:, row_class] * (is_diagonal - p[:, column_class])
+            hessian[row_class, :, column_class] += rows.T @ (weight[:, None] * rows)
     covariance = np.linalg.inv(hessian.reshape(posterior.dim, posterior.dim))
-    moved = posterior.parameters(posterior.parameters(covariance).T).T
-    return Gaussian(np.asarray(posterior.parameters(mode)), np.asarray(moved))
+    # W C Wᵀ, where the parameters are W φ.
+    of_parameters = posterior.parameters(posterior.parameters(covariance).T).T
+    return Gaussian(np.asarray(posterior.parameters(mode)), np.asarray(of_parameters))
 
 
 def autocorrelation(theta: Array, lags: int) -> Array:
-    """Return the autocorrelation of theta[chain, draw, ...] at lags 0 to `lags`, about the mean over all chains."""
-    away = theta - theta.mean((0, 1))
-    draws = away.shape[1]
-    products = np.array(
-        [
-            np.mean(away[:, : draws - lag] * away[:, lag:], axis=(0, 1))
-            for lag in range(lags + 1)
-        ]
-    )
-    products[0] = np.maximum(products[0], 1e-300)  # of a parameter that never moves
-    return np.asarray(products / products[0])
+    """Return the autocorrelation of draws, about the mean over all chains.
+
+    Args:
+        theta: draws, [chain, draw, ...].
+        lags: the largest lag, below the number of draws.
+
+    Returns:
+        The autocorrelation at lags 0 to `lags`, [lag, ...]; it is 1 at lag 0, and 0 for
+        a parameter that never moves.
+    """
+    centred = theta - theta.mean((0, 1))
+    draws = centred.shape[1]
+    products = []
+    for lag in range(lags + 1):
+        earlier = centred[:, : draws - lag]
+        later = centred[:, lag:]
+        products.append(np.mean(earlier * later, axis=(0, 1)))
+    covariance = np.array(products)
+    covariance[0] = np.maximum(covariance[0], SMALLEST_VARIANCE)
+    return np.asarray(covariance / covariance[0])

@@ -21,7 +21,7 @@ from wflmc.apps.studies.study import Point, Row, Study, Tables, mean_row
 from wflmc.data.images import CONSTANT, RIDGE, image_features
 from wflmc.data.sets import DATA_SETS, Features
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.scores import TINY, Calibration, calibration
+from wflmc.evaluation.scores import SMALLEST_PROBABILITY, Calibration, calibration
 from wflmc.planning.solvers.closed_form import LMC, REGIMES
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
 from wflmc.sampling import Execution
@@ -350,4 +350,4 @@ def scores_of(
     probability[list(point)] = (
         posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
     )
-    return calibration(np.maximum(probability, TINY), labels)
+    return calibration(np.maximum(probability, SMALLEST_PROBABILITY), labels)
