@@ -1,18 +1,22 @@
-"""Posteriors that know the noise they were made with: what all received rounds say together.
+r"""Posteriors that know the noise they were made with, given all received rounds.
 
-A round receives g = Hθ − b + n, n ~ N(0, v I), with v known from the plan. With H = G + Λ (data and prior) known, the
-rounds together give b̂ = Σ ω (Hθ − g), ω ∝ 1/v, with noise of variance V = 1/Σ(1/v). Since b|θ ~ N(Gθ, G),
+A round receives $g = H\theta - b + n$ with $n \sim N(0, v I)$ and $v$ known from the
+plan. With $H = G + \Lambda$ (data and prior) known, the rounds together give
+$\hat b = \sum \omega (H\theta - g)$, $\omega \propto 1/v$, with noise of variance
+$V = 1/\sum(1/v)$. Since $b|\theta \sim N(G\theta, G)$,
 
     θ | transcript ~ N(P⁻¹G A⁻¹b̂, P⁻¹),    A = (1 + c) G + V I,    P = Λ + G A⁻¹G,
 
-where c counts that silent devices make the sum over active ones itself noisy. A prior with a mean other than 0 adds
-λ = Λ times that mean to b, see `_Estimate`. It is post-processing: no privacy is spent. Rounds in which gradients are
-expected to be clipped are left out, by what is public. `docs/explanation/noise_aware.md` has the proofs.
+where $c$ counts that silent devices make the sum over active ones itself noisy. A prior
+with a mean other than 0 adds λ = Λ times that mean to b, see `_Estimate`. This is
+post-processing: no privacy is spent. Rounds in which gradients are expected to be
+clipped are left out, by what is public. `docs/explanation/noise_aware.md` has the
+proofs.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,94 +31,138 @@ from wflmc.posterior.coordinates import Affine, Array, Coordinates
 from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import NamedDraws, in_arviz, name_draws
+from wflmc.sampling.trace import ArvizData, NamedDraws, in_arviz, name_draws
 from wflmc.support.errors import Found, InputError, Shown, ShownValues, without_data
 
-LARGEST_SHARE = 0.3
-"""Rounds in which a larger share of the gradients is expected to be clipped are left out."""
-ITERATIONS = 20
-"""The most times that rounds are chosen anew."""
-LARGE = 512
+MAX_CLIPPED_FRACTION = 0.3
+"""Rounds in which more of the gradients are expected to be clipped are left out."""
+MAX_SELECTIONS = 20
+"""The most times that rounds are selected again."""
+DIAGONAL_FROM_DIM = 512
 """Parameters from which on covariances are returned by their diagonals."""
 SECANT_STEP = 0.05
-"""Length of the differences that give a Hessian, of the position's own length or of 1."""
+"""Length of the differences that give a Hessian, of the position's own length or of
+1."""
+SECANT_BYTES = 2.0**30
+"""Memory for the gradients of which differences are taken."""
 SMALLEST_CURVATURE = 1e-9
-"""A direction in which data and prior together are less curved, in units of the parameters' own curvatures, has no
-proper law."""
-KNOWN, UNCERTAIN, LOCAL = "known moments", "uncertain moments", "local quadratic"
-"""How a noise-aware posterior is computed."""
-PRIVATE = "noise_aware has taken the curvature from private data, which epsilon does not cover; give public moments."
+"""A direction in which data and prior together are less curved, in units of the
+parameters' own curvatures, has no proper law."""
+LARGEST_CLIP = 1e75
+"""In the place of an infinite threshold: its square is finite."""
+SMALLEST_PRECISION = 1e-300
+"""In the place of zero, where nothing was received."""
+KNOWN = "known moments"
+"""The method where the moments of the data are known."""
+UNCERTAIN = "uncertain moments"
+"""The method where they are known up to a standard deviation."""
+LOCAL = "local quadratic"
+"""The method where the model is not linear."""
+PRIVATE = (
+    "noise_aware has taken the curvature from private data, which epsilon does not "
+    "cover; give public moments."
+)
+"""What a result with moments of private data says of it."""
 
 
 @without_data
 class Moments(NamedTuple):
-    """What is known of the data without looking at them, in the coordinates that chains move in."""
+    """What is known of the data without looking at them.
+
+    All are in the coordinates that chains move in.
+    """
 
     gram: Array
-    """G = Σ u uᵀ, the curvature of the data, [m, m]; where the model is not linear, at every chain's mean,
-    [chain, m, m]."""
+    """G = Σ u uᵀ, the curvature of the data, [m, m]; where the model is not linear, at
+    every chain's mean, [chain, m, m]."""
     prior: Array
-    """Λ, the precision of the prior, [m, m]; or that at every chain's mean, [chain, m, m]."""
+    """Λ, the precision of the prior, [m, m]; or that at every chain's mean, [chain, m,
+    m]."""
     examples: int | NDArray[np.integer]
     """N; or N_k of every device, [K]."""
     deviation: float | Array | None = None
-    """Standard deviation of every entry of `gram`, one number or [m, m]; None where G is known."""
+    """Standard deviation of every entry of `gram`, one number or [m, m]; None where G
+    is known."""
     coordinates: Coordinates | Affine | None = None
     """The map to parameters, where chains move in other coordinates."""
     prior_linear: float | Array = 0.0
-    """λ, the prior's precision times its mean, [m] or [chain, m]; 0 for a prior around 0."""
+    """λ, the prior's precision times its mean, [m] or [chain, m]; 0 for a prior around
+    0."""
 
     def parameters(self, phi: Array) -> Array:
-        """Return θ[..., m] of the coordinates φ[..., m]."""
+        """Return the parameters θ of some coordinates.
+
+        Args:
+            phi: φ, [..., m].
+
+        Returns:
+            θ, [..., m]; φ itself where chains move in the parameters.
+        """
         return phi if self.coordinates is None else self.coordinates.parameters(phi)
 
     def covariance(self, phi: Array) -> Array:
-        """Return the covariance[chain, m, m] of θ that belongs to one of φ: W C Wᵀ, where θ = W φ + a centre."""
+        """Return the covariance of θ that belongs to one of φ.
+
+        Where θ = W φ + a centre it is W C Wᵀ.
+
+        Args:
+            phi: the covariance C of φ, [chain, m, m].
+
+        Returns:
+            The covariance of θ, exactly symmetric, [chain, m, m].
+        """
         theta = phi
         if self.coordinates is not None:
             rows = np.asarray(self.coordinates.linear(phi))
             theta = np.asarray(self.coordinates.linear(rows.swapaxes(1, 2)))
-        return (
-            theta + theta.swapaxes(1, 2)
-        ) / 2  # rounding leaves the two halves unequal
+        # Rounding leaves the two halves unequal.
+        return (theta + theta.swapaxes(1, 2)) / 2
 
 
 def central_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, Array]:
-    """Return the central interval of every chain's draws[chain, draw, m], each end [chain, m]."""
-    lower, upper = np.quantile(
-        np.asarray(draws, dtype=float), [(1 - level) / 2, (1 + level) / 2], axis=1
-    )
+    """Return the central intervals of draws, between two of their quantiles.
+
+    Args:
+        draws: [chain, draw, m].
+        level: the fraction of the draws that an interval contains, between 0 and 1.
+
+    Returns:
+        The lower and the upper ends, each [chain, m].
+    """
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    lower, upper = np.quantile(np.asarray(draws, dtype=float), ends, axis=1)
     return lower, upper
 
 
 def exchangeable_interval(
     draws: NDArray[np.floating], level: float
 ) -> tuple[Array, Array]:
-    """Return central intervals that hold one more draw of the same law with probability `level`.
+    """Return intervals that contain one more draw of the same law with probability p.
 
-    Of n draws, the j-th and the k-th smallest hold one more with probability (k − j)/(n + 1), whatever the law. The
-    ends are therefore at the ranks (1 ∓ level)/2 · (n + 1), between two draws by interpolation.
+    Of n draws, the j-th and the k-th smallest contain one more with probability
+    (k − j)/(n + 1), whatever the law. The ends are therefore at the ranks
+    (1 ∓ p)/2 · (n + 1), between two draws by interpolation.
 
     Args:
         draws: independent draws, [chain, draw, ...].
-        level: above 0 and below 1.
+        level: p, above 0 and below 1.
 
     Returns:
         The lower and the upper ends, each [chain, ...].
 
     Raises:
-        InputError: for so few draws that the smallest and the largest hold less than `level`.
+        InputError: if there are so few draws that the smallest and the largest contain
+            less than `level`.
     """
     count = draws.shape[1]
-    fewest = int(np.ceil((1 + level) / (1 - level) - 1e-9))
-    if count < fewest:
+    min_count = int(np.ceil((1 + level) / (1 - level) - 1e-9))
+    if count < min_count:
         raise InputError(
-            "draws", count, f"at least {fewest}, for intervals of level {level:g}"
+            "draws", count, f"at least {min_count}, for intervals of level {level:g}"
         )
     ends = [(1 - level) / 2, (1 + level) / 2]
-    lower, upper = np.quantile(
-        np.asarray(draws, dtype=float), ends, axis=1, method="weibull"
-    )
+    values = np.asarray(draws, dtype=float)
+    lower, upper = np.quantile(values, ends, axis=1, method="weibull")
     return lower, upper
 
 
@@ -125,11 +173,12 @@ def _check_level(level: float) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NoiseAware(Shown):
-    """The posterior of the parameters given everything that the server has received, one for each chain.
+    """The posterior given everything that the server has received, for each chain.
 
-    It is a normal law of the flat parameters θ[m], which are unconstrained where the model comes from NumPyro, or a
-    mixture of such laws where the moments are uncertain. `sites`, `interval_by_site` and `to_arviz` have the parameters
-    by the names of the model's sites, in the space of each site's support.
+    It is a normal law of the flat parameters θ[m], which are unconstrained where the
+    model comes from NumPyro, or a mixture of such laws where the moments are uncertain.
+    `sites`, `interval_by_site` and `to_arviz` have the parameters by the names of the
+    model's sites, in the space of each site's support.
     """
 
     mean: Array
@@ -145,10 +194,10 @@ class NoiseAware(Shown):
     used: NDArray[np.bool_]
     """Which receptions of the transcript were used, [round, chain]."""
     clipped: Array
-    """The share of gradients that is expected to be clipped, [round, chain]."""
+    """The fraction of gradients that is expected to be clipped, [round, chain]."""
     bias: Array
-    """A bound on what clipping of whole devices may still add to b̂ in the used rounds, over the noise's length √(mV),
-    [chain]. Clipping of single records is not counted."""
+    """A bound on what clipping of whole devices may still add to b̂ in the used rounds,
+    over the noise's norm √(mV), [chain]. Clipping of single records is not counted."""
     participation: Array
     """c, by which silent devices enlarge the variance of the data, [chain]."""
     named_draws: NamedDraws
@@ -158,16 +207,21 @@ class NoiseAware(Shown):
 
     @property
     def sites(self) -> dict[str, np.ndarray]:
-        """The draws by the names of the model's sites, each [chain, draw, ...]; of other models all as theta."""
+        """The draws by the names of the model's sites, each [chain, draw, ...].
+
+        Models without sites have all parameters as `theta`.
+        """
         return {name: draws for name, (_, draws) in self.named_draws.variables.items()}
 
     def interval(self, level: float) -> tuple[Array, Array]:
         """Return central intervals of the flat parameters.
 
-        They are those of the normal law; where the moments are uncertain, those of the draws.
+        They are those of the normal law; where the moments are uncertain, those of the
+        draws.
 
         Args:
-            level: the probability that an interval holds its parameter, above 0 and below 1.
+            level: the probability that an interval contains its parameter, above 0 and
+                below 1.
 
         Returns:
             The lower and the upper ends, each [chain, m], unconstrained as `mean` is.
@@ -181,18 +235,19 @@ class NoiseAware(Shown):
         variance = self.covariance
         if variance.ndim == 3:
             variance = np.diagonal(variance, axis1=1, axis2=2)
-        half = ndtri((1 + level) / 2) * np.sqrt(variance)
-        return self.mean - half, self.mean + half
+        half_width = ndtri((1 + level) / 2) * np.sqrt(variance)
+        return self.mean - half_width, self.mean + half_width
 
     def interval_by_site(self, level: float) -> dict[str, tuple[Array, Array]]:
         """Return central intervals of the model's sites, from the draws.
 
         Args:
-            level: the probability that an interval holds its value, above 0 and below 1.
+            level: the probability that an interval contains its value, above 0 and
+                below 1.
 
         Returns:
-            By the name of the site, the lower and the upper ends, each [chain, ...], in the space of the site's
-            support: those of a scale are above 0.
+            By the name of the site, the lower and the upper ends, each [chain, ...], in
+            the space of the site's support: those of a scale are above 0.
 
         Raises:
             InputError: for a level out of range, or too few draws for it.
@@ -203,27 +258,39 @@ class NoiseAware(Shown):
             for name, draws in self.sites.items()
         }
 
-    def to_arviz(self) -> Any:
+    def to_arviz(self) -> ArvizData:
         """Return the draws for ArviZ, by site as `trace.to_arviz(posterior)` has them.
 
-        The method and what epsilon does not cover are attributes.
+        Returns:
+            A data set of ArviZ's installed version with the group `posterior`. The
+            method and what epsilon does not cover are attributes of the group.
         """
-        return in_arviz(
-            self.named_draws,
-            {"method": self.method, "not_covered": " ".join(self.not_covered)},
-        )
+        attributes = {
+            "method": self.method,
+            "not_covered": " ".join(self.not_covered),
+        }
+        return in_arviz(self.named_draws, attributes)
 
     def _facts(self) -> ShownValues:
-        sizes = dict(
-            zip(("chains", "draws", "parameters"), self.draws.shape, strict=True)
-        )
+        chains, draws, parameters = self.draws.shape
         return {
-            **sizes,
+            "chains": chains,
+            "draws": draws,
+            "parameters": parameters,
             "method": self.method,
             "noise": self.noise,
             "bias": self.bias,
             "used": self.used.mean(),
         }
+
+
+class _ExpectedClipping(NamedTuple):
+    """What clipping is expected to do in every round, each [chain, round]."""
+
+    fraction: Array
+    """Of gradients that are clipped."""
+    bias: Array
+    """A bound on the norm by which the sum of the gradients is off."""
 
 
 @without_data
@@ -240,82 +307,121 @@ class _Reception(NamedTuple):
     """Of every device's gradient, [1 or chain, round, K]."""
     clip: Array
     """Where clipping acts, [K]."""
-    share: Array
+    data_fraction: Array
     """Of the examples that each device holds, [K]."""
 
-    def estimate(
-        self, moments: Moments, used: NDArray[np.bool_]
-    ) -> tuple[Array, "_Estimate"]:
-        """Return ω[chain, round] and what the used rounds say."""
-        total = np.where(used, self.precision, 0.0)
-        noise = 1 / np.maximum(total.sum(1), 1e-300)
-        weight = total * noise[:, None]
+    @classmethod
+    def of(
+        cls, transcript: Transcript, plans: tuple[Plan, ...], moments: Moments
+    ) -> "_Reception":
+        """Return the reception of a transcript."""
+        weights = [transcript.share(plan.weight_received) for plan in plans]
+        counts = np.asarray(moments.examples, dtype=float)
+        sizes = np.broadcast_to(counts, (plans[0].devices,))
+        return cls(
+            position=_chains_first(transcript.position),
+            gradient=_chains_first(transcript.gradient),
+            precision=_chains_first(1 / transcript.noise),
+            weight=np.stack(weights, dtype=float),
+            clip=np.minimum(plans[0].clips_at[0], LARGEST_CLIP),
+            data_fraction=sizes / sizes.sum(),
+        )
+
+    def weights(self, used: NDArray[np.bool_]) -> Array:
+        """Return ω, by which the used rounds are averaged, [chain, round]."""
+        precision = np.where(used, self.precision, 0.0)
+        return precision * self._noise(used)[:, None]
+
+    def _noise(self, used: NDArray[np.bool_]) -> Array:
+        """Return V of the used rounds, [chain]."""
+        precision = np.where(used, self.precision, 0.0)
+        return 1 / np.maximum(precision.sum(1), SMALLEST_PRECISION)
+
+    def estimate(self, moments: Moments, used: NDArray[np.bool_]) -> "_Estimate":
+        """Return what the used rounds say."""
+        weight = self.weights(used)
         linear = self.position @ (moments.gram + moments.prior) - self.gradient
-        off = (weight[:, None] @ self.weight)[:, 0] - 1
-        return weight, _Estimate(
-            np.einsum("cs,csm->cm", weight, linear), noise, off**2 @ self.share
+        mean_weight = (weight[:, None] @ self.weight)[:, 0]
+        return _Estimate(
+            linear=np.einsum("cs,csm->cm", weight, linear),
+            noise=self._noise(used),
+            extra=(mean_weight - 1) ** 2 @ self.data_fraction,
         )
 
-    def clipping(self, moments: Moments, mean: Array) -> tuple[Array, Array]:
-        """Return the share of gradients that is expected to be clipped, and a bound on the bias of their sum.
+    def clipping(self, moments: Moments, mean: Array) -> _ExpectedClipping:
+        """Return what clipping is expected to do to gradients.
 
-        At a distance d from θ, taken to be `mean`, the gradient of a device with a share q of the data has mean q H d
-        and covariance q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features. Its squared length is taken to be
-        normal. The bias is at most what clipping takes off all lengths together. Both are [chain, round].
+        At a distance d from θ, taken to be `mean`, the gradient of a device with a
+        fraction q of the data has mean q H d and covariance
+        q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features. Its squared norm is
+        taken to be normal. The bias is at most what clipping takes off all norms
+        together.
+
+        Args:
+            moments: of the data.
+            mean: of the parameters, [chain, m].
         """
-        away = self.position - mean[:, None]
-        pulled, examples = away @ moments.gram, np.sum(moments.examples)
-        spread = 1 + np.maximum((away * pulled).sum(-1), 0.0) / examples
-        pull = pulled + away @ moments.prior
-        trace, square = (
-            np.trace(moments.gram, 0, -2, -1),
-            (moments.gram**2).sum((-1, -2)),
-        )
-        trace, square = np.reshape(trace, (-1, 1)), np.reshape(square, (-1, 1))
-        size, along = (
-            (pull**2).sum(-1),
-            np.maximum((pull * (pull @ moments.gram)).sum(-1), 0.0),
-        )
-        clipped, bias = np.zeros_like(spread), np.zeros_like(spread)
-        kinds, counts = np.unique(
-            np.stack([self.share, self.clip], 1), axis=0, return_counts=True
-        )
-        for (q, limit), count in zip(kinds, counts, strict=True):
-            middle = q**2 * size + q * (spread * trace + size / examples)
-            error = np.sqrt(
-                2 * (q * spread) ** 2 * square
-                + 4 * q**3 * (spread * along + size**2 / examples)
-            )
-            deviation = error / (2 * np.sqrt(middle))
-            u = (limit - np.sqrt(middle)) / deviation
-            clipped += count / self.share.size * ndtr((middle - limit**2) / error)
-            bias += (
-                count
-                * deviation
-                * (np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi) - u * ndtr(-u))
-            )
-        return clipped, bias
+        distance = self.position - mean[:, None]
+        examples = np.sum(moments.examples)
+        of_data = distance @ moments.gram
+        squared_distance = (distance * of_data).sum(-1)
+        spread = 1 + np.maximum(squared_distance, 0.0) / examples
+        gradient = of_data + distance @ moments.prior
+        norm_sq = (gradient**2).sum(-1)
+        curvature = (gradient * (gradient @ moments.gram)).sum(-1)
+        along = np.maximum(curvature, 0.0)
+        trace = np.reshape(np.trace(moments.gram, 0, -2, -1), (-1, 1))
+        square = np.reshape((moments.gram**2).sum((-1, -2)), (-1, 1))
+        fraction = np.zeros_like(spread)
+        bias = np.zeros_like(spread)
+        device_kinds = np.stack([self.data_fraction, self.clip], 1)
+        kinds, counts = np.unique(device_kinds, axis=0, return_counts=True)
+        devices = self.data_fraction.size
+        for (q, clip), count in zip(kinds, counts, strict=True):
+            mean_square = q**2 * norm_sq + q * (spread * trace + norm_sq / examples)
+            of_noise = 2 * (q * spread) ** 2 * square
+            of_both = 4 * q**3 * (spread * along + norm_sq**2 / examples)
+            square_deviation = np.sqrt(of_noise + of_both)
+            mean_norm = np.sqrt(mean_square)
+            deviation = square_deviation / (2 * mean_norm)
+            z = (clip - mean_norm) / deviation
+            excess = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * ndtr(-z)
+            is_longer = ndtr((mean_square - clip**2) / square_deviation)
+            fraction += count / devices * is_longer
+            bias += count * deviation * excess
+        return _ExpectedClipping(fraction, bias)
+
+
+def _chains_first(values: NDArray[np.floating]) -> Array:
+    """Return [round, chain, ...] as float64[chain, round, ...]."""
+    return np.asarray(values, dtype=float).swapaxes(0, 1)
 
 
 @without_data
 class _Estimate(NamedTuple):
-    """b̂[chain, m], the variance V[chain] of its noise, and c[chain] of silent devices."""
+    """What some rounds say of the data together."""
 
     linear: Array
+    """b̂, [chain, m]."""
     noise: Array
+    """V, the variance of its noise, [chain]."""
     extra: Array
+    """c, of silent devices, [chain]."""
 
     def posterior(self, moments: Moments) -> Gaussian:
-        """Return N(P⁻¹(G A⁻¹(b̂ − λ) + λ), P⁻¹) with P = Λ + G A⁻¹G and A = (1 + c) G + V I, one for each chain."""
+        """Return N(P⁻¹(G A⁻¹(b̂ − λ) + λ), P⁻¹), one for each chain.
+
+        P = Λ + G A⁻¹G and A = (1 + c) G + V I.
+        """
         gram = moments.gram
         identity = np.eye(self.linear.shape[1])
-        spread = (1 + self.extra)[:, None, None] * gram + self.noise[
-            :, None, None
-        ] * identity
-        pull = np.linalg.solve(spread, identity @ gram)
-        covariance = np.linalg.inv(moments.prior + gram @ pull)
-        of_data = pull.swapaxes(1, 2) @ (self.linear - moments.prior_linear)[..., None]
-        information = of_data[..., 0] + moments.prior_linear
+        of_data = (1 + self.extra)[:, None, None] * gram
+        spread = of_data + self.noise[:, None, None] * identity  # A
+        gain = np.linalg.solve(spread, identity @ gram)  # A⁻¹ G
+        covariance = np.linalg.inv(moments.prior + gram @ gain)
+        surprise = self.linear - moments.prior_linear
+        learned = (gain.swapaxes(1, 2) @ surprise[..., None])[..., 0]
+        information = learned + moments.prior_linear
         mean = (covariance @ information[..., None])[..., 0]
         return Gaussian(mean, np.asarray(covariance, dtype=float))
 
@@ -328,81 +434,113 @@ def noise_aware(
     public: bool = False,
     seed: int = 0,
 ) -> NoiseAware:
-    """Return the posterior given all that the server has received, and the noise under which it has received it.
+    """Return the posterior given all that the server has received, with its noise.
+
+    Chains treat the noise that they receive as that of Langevin sampling. Here it is
+    conditioned on, so that intervals contain the parameters as often as they should
+    whatever the noise. This is post-processing of what the server has seen, and spends
+    no privacy, as long as the moments are public or paid for.
 
     Args:
         trace: of `sample(…, transcript=True)`.
-        moments: public or paid-for moments; or a posterior, whose Hessian is used (at the chain's mean, where the model
-            is not linear). That of private data is listed in `not_covered`, unless the data are `public`.
-        draws: independent draws of the law, for every chain; intervals by site are their quantiles.
-        public: whether the posterior is one of public data, a stand-in for those of the devices, in the coordinates
-            that the chains moved in.
+        moments: public or paid-for moments; or a posterior, whose Hessian is used (at
+            the chain's mean, where the model is not linear). That of private data is
+            listed in `not_covered`, unless the data are `public`.
+        draws: independent draws of the law, for every chain; intervals by site are
+            their quantiles.
+        public: whether the posterior is one of public data, a stand-in for those of the
+            devices, in the coordinates that the chains moved in.
         seed: of the draws.
 
     Returns:
         Mean, covariance, intervals and draws of the parameters, for every chain.
 
     Raises:
-        InputError: for a trace without a transcript, or a posterior that has no curvature in some direction.
+        InputError: for a trace without a transcript, or a posterior that has no
+            curvature in some direction.
     """
     if not isinstance(trace, Trace) or trace.transcript is None:
         raise InputError(
             "trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)"
         )
-    posterior = None if isinstance(moments, Moments) else moments
-    known = moments if isinstance(moments, Moments) else moments_of(moments, trace)
+    posterior: Posterior | None = None
+    if isinstance(moments, Moments):
+        moments_of_data = moments
+    else:
+        posterior = moments
+        moments_of_data = moments_of(posterior, trace)
     generator = np.random.default_rng(seed)
 
-    reception = _reception(trace.transcript, trace.plans, known)
-    used, clipped = _choose(
-        reception, known, trace.transcript.start >= trace.plan.burn_in
-    )
-    weight, estimate = reception.estimate(known, used)
-    law = estimate.posterior(known)
-    lost_length = (weight * reception.clipping(known, law.mean)[1]).sum(1)
-    bias = lost_length / np.sqrt(estimate.noise * law.mean.shape[1])
+    reception = _Reception.of(trace.transcript, trace.plans, moments_of_data)
+    is_after_burn_in = trace.transcript.start >= trace.plan.burn_in
+    used, clipped = _select_rounds(reception, moments_of_data, is_after_burn_in)
+    weight = reception.weights(used)
+    estimate = reception.estimate(moments_of_data, used)
+    law = estimate.posterior(moments_of_data)
+    expected = reception.clipping(moments_of_data, law.mean)
+    bias_norm = (weight * expected.bias).sum(1)
+    noise_norm = np.sqrt(estimate.noise * law.mean.shape[1])
 
-    method = LOCAL if np.ndim(known.gram) == 3 else KNOWN
-    if known.deviation is not None:
-        method = UNCERTAIN
-        law, drawn = _joint(reception, known, weight, estimate, draws, generator)
+    if moments_of_data.deviation is None:
+        is_local = np.ndim(moments_of_data.gram) == 3
+        method = LOCAL if is_local else KNOWN
+        drawn = _draw(generator, law, draws)
     else:
-        drawn = _drawn(generator, law, draws)
-    mean, covariance = _in_parameters(known, law)
-    theta = np.asarray(known.parameters(drawn))
+        method = UNCERTAIN
+        law, drawn = _mix_over_moments(
+            reception,
+            moments_of_data,
+            weight=weight,
+            estimate=estimate,
+            draws=draws,
+            generator=generator,
+        )
+    law_of_parameters = _in_parameters(moments_of_data, law)
+    theta = np.asarray(moments_of_data.parameters(drawn))
+    is_covered = public or posterior is None
     return NoiseAware(
-        mean=mean,
-        covariance=covariance,
+        mean=law_of_parameters.mean,
+        covariance=law_of_parameters.covariance,
         draws=theta,
         method=method,
         noise=estimate.noise,
         used=used.T,
         clipped=clipped.T,
-        bias=bias,
+        bias=bias_norm / noise_norm,
         participation=estimate.extra,
         named_draws=name_draws(theta, posterior),
-        not_covered=() if public or posterior is None else (PRIVATE,),
+        not_covered=() if is_covered else (PRIVATE,),
     )
 
 
 def moments_of(posterior: Posterior, trace: Trace) -> Moments:
-    """Return the moments of a posterior's own data: of a linear model, else its curvature at every chain's mean.
+    """Return the moments of a posterior's own data.
 
-    That is a secant: differences of gradients whose examples are clipped as the plan clips them.
+    Of a linear model they are exact. Of others the curvature at every chain's mean is a
+    secant: differences of gradients whose examples are clipped as the plan clips them.
+
+    Args:
+        posterior: of the data; private unless the data are public.
+        trace: of chains on it; their means are the places of the curvature.
+
+    Returns:
+        The moments, in the coordinates that the chains move in.
+
+    Raises:
+        InputError: for what is not a posterior, or has a direction without curvature.
     """
     check_posterior(posterior)
     if isinstance(posterior, GaussianPosterior):
         prior = np.asarray(posterior.prior_precision)
-        gram = posterior.hessian.sum(0) - prior
         return Moments(
-            gram=gram,
+            gram=posterior.hessian.sum(0) - prior,
             prior=prior,
             examples=posterior.sizes,
             coordinates=posterior.coordinates,
         )
-    middle = posterior.coordinates_of(np.asarray(trace.theta, dtype=float).mean(1))
-    prior, prior_linear = _prior_quadratic(posterior, middle)
-    gram = _without_negative(_secants(posterior, trace.plan, middle) - prior)
+    mean = posterior.coordinates_of(np.asarray(trace.theta, dtype=float).mean(1))
+    prior, prior_linear = _prior_quadratic(posterior, mean)
+    gram = _without_negative(_secants(posterior, trace.plan, mean) - prior)
     _check_curvature(gram + prior)
     return Moments(
         gram=gram,
@@ -414,44 +552,45 @@ def moments_of(posterior: Posterior, trace: Trace) -> Moments:
 
 
 def _check_curvature(hessian: Array) -> None:
-    """Refuse hessian[chain, m, m] of which a direction is not curved, whatever the scales of the parameters."""
+    """Refuse hessian[chain, m, m] of which a direction is not curved.
+
+    Curvatures are compared whatever the scales of the parameters.
+    """
     diagonal = np.diagonal(hessian, axis1=1, axis2=2)
     scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
-    least = np.linalg.eigvalsh(hessian * scale[:, :, None] * scale[:, None])[:, 0]
-    if not np.all(least > SMALLEST_CURVATURE):
-        found = Found("has a direction without curvature at the mean of a chain")
+    scaled = hessian * scale[:, :, None] * scale[:, None]
+    smallest = np.linalg.eigvalsh(scaled)[:, 0]
+    if not np.all(smallest > SMALLEST_CURVATURE):
         raise InputError(
             "posterior",
-            found,
+            Found("has a direction without curvature at the mean of a chain"),
             "curved in all directions there: give its parameters proper priors",
         )
 
 
 def _without_negative(matrices: Array) -> Array:
-    """Return symmetric matrices[chain, m, m] with 0 in place of negative eigenvalues."""
+    """Return symmetric matrices[chain, m, m] with negative eigenvalues set to 0."""
     values, vectors = np.linalg.eigh(matrices)
     return (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)
 
 
 def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]:
-    """Return Λ[..., m, m] and λ[..., m] with −log p(φ) ≈ φᵀΛφ/2 − λᵀφ around middle[chain, m], up to a constant.
+    """Return Λ[..., m, m] and λ[..., m] with −log p(φ) ≈ φᵀΛφ/2 − λᵀφ + constant.
 
-    Regressions have a normal prior around 0. Of a custom model, Λ is the Hessian of −log p at the middle and λ makes
-    the gradient there that of the prior.
+    Regressions have a normal prior around 0. Of a custom model, Λ is the Hessian of
+    −log p at middle[chain, m], and λ makes the gradient there that of the prior.
     """
     if isinstance(posterior, CustomPosterior):
-        derivatives = _prior_derivatives(
-            posterior.model, jnp.asarray(middle, jnp.float32)
-        )
+        positions = jnp.asarray(middle, jnp.float32)
+        derivatives = _prior_derivatives(posterior.model, positions)
         gradient, hessian = (np.asarray(part, dtype=float) for part in derivatives)
         precision = _without_negative((hessian + hessian.swapaxes(1, 2)) / 2)
         return precision, (precision @ middle[..., None])[..., 0] - gradient
     precision = np.eye(posterior.dim) / posterior.prior_power
     if isinstance(posterior, Regression):
         by_class = np.eye(max(1, posterior.classes))
-        precision = np.asarray(
-            np.kron(by_class, posterior.prior_precision), dtype=float
-        )
+        of_classes = np.kron(by_class, posterior.prior_precision)
+        precision = np.asarray(of_classes, dtype=float)
     return precision, np.zeros(posterior.dim)
 
 
@@ -459,21 +598,28 @@ def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]
 def _prior_derivatives(
     model: TracedModel, middle: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the gradient[chain, m] and the Hessian[chain, m, m] of −log p(φ) at middle[chain, m]."""
+    """Return gradient and Hessian of −log p at middle[chain, m]."""
     slope = jax.grad(model.prior_cost)
     return jax.lax.map(lambda phi: (slope(phi), jax.jacfwd(slope)(phi)), middle)
 
 
 def _secants(posterior: Posterior, plan: Plan, middle: Array) -> Array:
-    """Return the symmetric part of the derivative of the gradients' sum at middle[chain, m], [chain, m, m]."""
+    """Return the symmetric part of the derivative of the gradients' sum, [chain, m, m].
+
+    Args:
+        posterior: whose gradients they are.
+        plan: that says how examples are clipped.
+        middle: where the derivative is taken, [chain, m].
+    """
     dim = middle.shape[1]
     by_example = bool(np.isfinite(plan.example_clip).any())
     example_clip = jnp.asarray(plan.clips_at[1], jnp.float32) if by_example else None
-    ready = posterior.on_accelerator(2 * dim, 2.0**30, by_example)
+    ready = posterior.on_accelerator(2 * dim, SECANT_BYTES, by_example)
     directions = np.vstack([np.eye(dim), -np.eye(dim)])
     slopes = []
     for position in middle:
-        step = SECANT_STEP * max(1.0, float(np.linalg.norm(position))) / dim**0.5
+        length = max(1.0, float(np.linalg.norm(position)))
+        step = SECANT_STEP * length / dim**0.5
         points = jnp.asarray(position + step * directions, jnp.float32)
         sums = np.asarray(_gradient_sums(ready, points, example_clip), dtype=float)
         slopes.append((sums[:dim] - sums[dim:]) / (2 * step))
@@ -485,7 +631,10 @@ def _secants(posterior: Posterior, plan: Plan, middle: Array) -> Array:
 def _gradient_sums(
     posterior: Posterior, points: jax.Array, example_clip: OptionalArray
 ) -> jax.Array:
-    """Return the sum of all devices' gradients at points[point, m], examples clipped and devices not, [point, m]."""
+    """Return the sum of all devices' gradients at points[point, m], [point, m].
+
+    Examples are clipped, devices are not.
+    """
     weight = jnp.ones(posterior.devices)
     clip = jnp.full(posterior.devices, jnp.inf)
     return jax.vmap(
@@ -493,126 +642,173 @@ def _gradient_sums(
     )(points)
 
 
-def _reception(
-    told: Transcript, plans: tuple[Plan, ...], moments: Moments
-) -> _Reception:
-    parts = (told.position, told.gradient, 1 / told.noise)
-    position, gradient, precision = (
-        np.asarray(values, dtype=float).swapaxes(0, 1) for values in parts
-    )
-    weight = np.stack([told.share(plan.weight_received) for plan in plans], dtype=float)
-    sizes = np.broadcast_to(
-        np.asarray(moments.examples, dtype=float), (plans[0].devices,)
-    )
-    clip = np.minimum(plans[0].clips_at[0], 1e75)
-    return _Reception(position, gradient, precision, weight, clip, sizes / sizes.sum())
-
-
-def _choose(
-    reception: _Reception, moments: Moments, kept: NDArray[np.bool_]
+def _select_rounds(
+    reception: _Reception, moments: Moments, is_after_burn_in: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], Array]:
-    """Return the rounds to use, beginning with the kept ones, and the share of gradients expected to be clipped.
+    """Return the rounds to use, and the fraction of gradients expected to be clipped.
 
-    A round is used if few gradients are expected to be clipped at its position, given what the used rounds say; the
-    one with the fewest in any case. Of a model that is not linear only kept rounds are: a quadratic around the chain's
-    mean does not reach where burn-in began. Which burn-in rounds it reaches cannot be told from the estimate, as their
-    noise is in the estimate, and the noise of rounds that are chosen by it is no longer that of the plan. Both results
-    are [chain, round].
+    A round is used if few gradients are expected to be clipped at its position, given
+    what the used rounds say, beginning with those after burn-in; the one with the
+    fewest is in any case. Of a model that is not linear only rounds after burn-in are:
+    a quadratic around the chain's mean does not reach where burn-in began. Which
+    burn-in rounds it reaches cannot be seen from the estimate, as their noise is in the
+    estimate, and the noise of rounds that are chosen by it is no longer that of the
+    plan. Both results are [chain, round].
     """
-    used = np.broadcast_to(kept, reception.precision.shape)
+    used = np.broadcast_to(is_after_burn_in, reception.precision.shape)
     is_local = np.ndim(moments.gram) == 3
-    candidates = used if is_local and kept.any() else np.ones_like(used)
-    for _ in range(ITERATIONS):
-        mean = reception.estimate(moments, used)[1].posterior(moments).mean
-        clipped, _ = reception.clipping(moments, mean)
-        fewest = np.where(candidates, clipped, np.inf).min(1, keepdims=True)
-        chosen = candidates & ((clipped <= LARGEST_SHARE) | (clipped == fewest))
-        if np.array_equal(chosen, used):
+    candidates = np.ones_like(used)
+    if is_local and is_after_burn_in.any():
+        candidates = used
+    for _ in range(MAX_SELECTIONS):
+        mean = reception.estimate(moments, used).posterior(moments).mean
+        clipped = reception.clipping(moments, mean).fraction
+        of_candidates = np.where(candidates, clipped, np.inf)
+        smallest = of_candidates.min(1, keepdims=True)
+        is_little = (clipped <= MAX_CLIPPED_FRACTION) | (clipped == smallest)
+        selected = candidates & is_little
+        if np.array_equal(selected, used):
             break
-        used = chosen
+        used = selected
     return used, clipped
 
 
-def _drawn(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
+def _draw(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
     """Return draws[chain, draw, m] of a law."""
-    shocks = generator.standard_normal((len(law.mean), draws, law.mean.shape[1]))
-    return np.asarray(
-        law.mean[:, None] + shocks @ np.linalg.cholesky(law.covariance).swapaxes(1, 2)
-    )
+    chains, dim = law.mean.shape
+    shocks = generator.standard_normal((chains, draws, dim))
+    root = np.linalg.cholesky(law.covariance).swapaxes(1, 2)
+    return np.asarray(law.mean[:, None] + shocks @ root)
 
 
-def _joint(
-    heard: _Reception,
+@without_data
+class _ChainReception(NamedTuple):
+    """What one chain has received in all rounds."""
+
+    position: Array
+    """[round, m]."""
+    slope: Array
+    """The part g − Λθ of the gradients that is due to data, [round, m]."""
+    weight: Array
+    """ω, [round]."""
+    noise: np.float64
+    """V."""
+    extra: np.float64
+    """c."""
+
+
+def _mix_over_moments(
+    reception: _Reception,
     moments: Moments,
+    *,
     weight: Array,
-    found: _Estimate,
+    estimate: _Estimate,
     draws: int,
-    rng: np.random.Generator,
+    generator: np.random.Generator,
 ) -> tuple[Gaussian, Array]:
-    """Return the law of θ where G is uncertain, a mixture over draws of G given the transcript, and its draws.
+    """Return the law of θ where G is uncertain, and draws[chain, draw, m] of it.
 
-    Given G all is as if it were known. With a flat prior on b, the entries of G are a linear regression of g − Λθ on θ,
-    both about their means; its draws are weighted by p(b̂|G). The transcript's likelihood is that of independent
-    rounds, although θ depends on earlier noise.
+    It is a mixture over draws of G given the transcript; its mean and covariance are
+    returned. Given G all is as if it were known. The transcript's likelihood is that of
+    independent rounds, although θ depends on earlier noise.
     """
-    gram, dim = np.asarray(moments.gram, dtype=float), heard.position.shape[2]
+    means = []
+    covariances = []
+    drawn = []
+    for index in range(len(weight)):
+        position = reception.position[index]
+        chain = _ChainReception(
+            position=position,
+            slope=reception.gradient[index] - position @ moments.prior,
+            weight=weight[index],
+            noise=estimate.noise[index],
+            extra=estimate.extra[index],
+        )
+        components = _draw_components(chain, moments, draws, generator)
+        drawn.append(_draw(generator, components, 1)[:, 0])
+        means.append(components.mean.mean(0))
+        within = components.covariance.mean(0)
+        covariances.append(within + np.cov(components.mean.T))
+    return Gaussian(np.stack(means), np.stack(covariances)), np.stack(drawn)
+
+
+def _draw_components(
+    chain: _ChainReception,
+    moments: Moments,
+    draws: int,
+    generator: np.random.Generator,
+) -> Gaussian:
+    """Return laws of θ given draws of G, which are weighted by p(b̂|G), [draw, ...]."""
+    grams = _draw_grams(chain, moments, draws, generator)
+    mean_position = chain.weight @ chain.position
+    mean_slope = chain.weight @ chain.slope
+    linear = grams @ mean_position - mean_slope
+    for_all = np.ones(len(grams))
+    estimates = _Estimate(linear, chain.noise * for_all, chain.extra * for_all)
+    laws = estimates.posterior(moments._replace(gram=grams))
+    cost = _evidence_cost(chain, moments, grams, linear)
+    probability = np.exp((cost.min() - cost) / 2)
+    probability = probability / probability.sum()
+    picked = generator.choice(len(grams), draws, p=probability)
+    return Gaussian(laws.mean[picked], laws.covariance[picked])
+
+
+def _draw_grams(
+    chain: _ChainReception,
+    moments: Moments,
+    draws: int,
+    generator: np.random.Generator,
+) -> Array:
+    """Return draws of G given the rounds, [draw, m, m]; only positive definite ones.
+
+    With a flat prior on b, the entries of G are a linear regression of g − Λθ on θ,
+    both about their means.
+    """
+    gram = np.asarray(moments.gram, dtype=float)
+    dim = gram.shape[0]
     rows, columns = np.tril_indices(dim)
-    prior = (
-        np.broadcast_to(np.asarray(moments.deviation, dtype=float), gram.shape)[
-            rows, columns
-        ]
-        ** -2.0
-    )
+    entries = np.arange(rows.size)
+    deviation = np.asarray(moments.deviation, dtype=float)
+    prior_precision = np.broadcast_to(deviation, gram.shape)[rows, columns] ** -2.0
+    # [i, j, a]: 1 where a is the entry of the lower triangle that stands in (i, j).
     unfold = np.zeros((dim, dim, rows.size))
-    unfold[rows, columns, np.arange(rows.size)] = unfold[
-        columns, rows, np.arange(rows.size)
-    ] = 1.0
+    unfold[rows, columns, entries] = 1.0
+    unfold[columns, rows, entries] = 1.0
+
+    weight = (chain.weight / chain.noise)[:, None]
+    position = chain.position - chain.weight @ chain.position
+    slope = chain.slope - chain.weight @ chain.slope
+    squares = position.T @ (weight * position)
+    products = position.T @ (weight * slope)
+    of_rounds = np.einsum("ija,kjb,ik->ab", unfold, unfold, squares, optimize=True)
+    precision = of_rounds + np.diag(prior_precision)
+    of_products = np.einsum("ija,ij->a", unfold, products)
+    information = of_products + prior_precision * gram[rows, columns]
+    mean = np.linalg.solve(precision, information)
+    shocks = generator.standard_normal((rows.size, draws))
+    noise = np.linalg.solve(np.linalg.cholesky(precision).T, shocks)
+    grams = np.moveaxis(unfold @ (mean[:, None] + noise), 2, 0)
+    is_positive = np.linalg.eigvalsh(grams)[:, 0] > 0
+    return grams[is_positive]
+
+
+def _evidence_cost(
+    chain: _ChainReception, moments: Moments, grams: Array, linear: Array
+) -> Array:
+    """Return −2 log p(b̂|G) up to a constant, for b̂ of every G, [draw]."""
+    dim = grams.shape[1]
     prior_linear = np.broadcast_to(moments.prior_linear, dim)
     prior_mean = np.linalg.solve(moments.prior, prior_linear)
-    laws, made = [], []
-    for theta, gradient, omega, noise, extra in zip(
-        *heard[:2], weight, *found[1:], strict=True
-    ):
-        g = gradient - theta @ moments.prior
-        middle, pull, w = omega @ theta, omega @ g, (omega / noise)[:, None]
-        away = theta - middle
-        squares, products = away.T @ (w * away), away.T @ (w * (g - pull))
-        precision = np.einsum(
-            "ija,kjb,ik->ab", unfold, unfold, squares, optimize=True
-        ) + np.diag(prior)
-        centre = np.linalg.solve(
-            precision,
-            np.einsum("ija,ij->a", unfold, products) + prior * gram[rows, columns],
-        )
-        shocks = np.linalg.solve(
-            np.linalg.cholesky(precision).T, rng.standard_normal((rows.size, draws))
-        )
-        grams = np.moveaxis(unfold @ (centre[:, None] + shocks), 2, 0)
-        grams = grams[np.linalg.eigvalsh(grams)[:, 0] > 0]
-        linear, same = grams @ middle - pull, np.ones(len(grams))
-        each = _Estimate(linear, noise * same, extra * same).posterior(
-            moments._replace(gram=grams)
-        )
-        spread = (
-            grams @ np.linalg.solve(moments.prior, grams)
-            + (1 + extra) * grams
-            + noise * np.eye(dim)
-        )
-        surprise = linear - prior_linear - grams @ prior_mean
-        size = (surprise * np.linalg.solve(spread, surprise[..., None])[..., 0]).sum(
-            1
-        ) + np.linalg.slogdet(spread)[1]
-        chance = np.exp((size.min() - size) / 2)
-        picked = rng.choice(len(grams), draws, p=chance / chance.sum())
-        one = Gaussian(each.mean[picked], each.covariance[picked])
-        made.append(_drawn(rng, one, 1)[:, 0])
-        laws.append((one.mean.mean(0), one.covariance.mean(0) + np.cov(one.mean.T)))
-    return Gaussian(*map(np.stack, zip(*laws, strict=True))), np.stack(made)
+    of_prior = grams @ np.linalg.solve(moments.prior, grams)
+    spread = of_prior + (1 + chain.extra) * grams + chain.noise * np.eye(dim)
+    surprise = linear - prior_linear - grams @ prior_mean
+    scaled = np.linalg.solve(spread, surprise[..., None])[..., 0]
+    return (surprise * scaled).sum(1) + np.linalg.slogdet(spread)[1]
 
 
 def _in_parameters(moments: Moments, law: Gaussian) -> Gaussian:
-    """Return a law of φ as one of the parameters; of many, the covariance's diagonal."""
+    """Return a law of φ as one of θ; of many parameters, the covariance's diagonal."""
     covariance = moments.covariance(law.covariance)
-    if covariance.shape[1] >= LARGE:
+    if covariance.shape[1] >= DIAGONAL_FROM_DIM:
         covariance = np.diagonal(covariance, axis1=1, axis2=2)
     return Gaussian(np.asarray(moments.parameters(law.mean)), covariance)
