@@ -50,18 +50,19 @@ def write_authority(folder: Path) -> None:
     """Write a certificate authority of the federation's own into a folder.
 
     Its ca.key signs certificates of the server: whoever has it can pretend to be the
-    server. Devices get its ca.crt. An authority that is there is replaced, and all
-    certificates that it has signed are then refused.
+    server. Devices get its ca.crt. An authority that is there is replaced; certificates
+    that it has signed are not valid under the new one.
 
     Args:
         folder: exists already.
     """
     key = _write_key(folder / "ca.key")
     public_key = key.public_key()
+    key_id = x509.SubjectKeyIdentifier.from_public_key(public_key)
     extensions = {
         x509.BasicConstraints(ca=True, path_length=0): True,
         _key_usage("key_cert_sign", "crl_sign"): True,
-        x509.SubjectKeyIdentifier.from_public_key(public_key): False,
+        key_id: False,
     }
     certificate = _signed_certificate(
         subject=AUTHORITY_NAME,

@@ -298,15 +298,12 @@ class Device:
         With other data the same request has another name: its answer has other noise,
         and costs again.
         """
-        keys = () if request.batch is None else (request.batch,)
-        numbers = [request.round, request.gain, request.channel_estimate]
+        run = self.terms.run.encode()
+        data_digest = self._data_digest.encode()
+        numbers = np.array([request.round, request.gain, request.channel_estimate])
+        batch_keys = () if request.batch is None else (request.batch,)
         return digest(
-            self.secret,
-            self.terms.run.encode(),
-            self._data_digest.encode(),
-            request.theta,
-            np.array(numbers),
-            *keys,
+            self.secret, run, data_digest, request.theta, numbers, *batch_keys
         )
 
 

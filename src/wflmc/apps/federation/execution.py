@@ -324,10 +324,12 @@ def run_federation(
             return FederationResult(scenario, summary, None, [])
         with bar("rounds", rounds) as advance:
 
-            def progress(finished: int, _: int) -> None:
+            def show_progress(finished: int, _: int) -> None:
                 advance(finished)
 
-            _run(server, inputs.posterior, options, progress=progress, notify=notify)
+            _run(
+                server, inputs.posterior, options, progress=show_progress, notify=notify
+            )
         # The ledger is read again: another process may have charged it.
         server = open_server(server.job, server.folder)
     return _finish(folder, scenario, inputs, server, options=options)
@@ -704,20 +706,25 @@ def _account(server: Server, options: FederationOptions) -> Account:
     """Return `federation` of summary.json: who sent, and what that cost."""
     job = server.job
     rows = read_log(server.folder)
+    scheduled_counts = [row["asked"] for row in rows]
+    sent_counts = [row["sent"] for row in rows]
+    absences = sum(len(row["absent"]) for row in rows)
+    empty_rounds = sent_counts.count(0)
+    runtime = "deployment" if options.prepare else options.runtime
     epsilon_spent = None
     if server.ledger is not None:
         spent = server.ledger.spent
         epsilon_spent = plain(job.plan.privacy.epsilon_spent(spent))
     return Account(
-        runtime="deployment" if options.prepare else options.runtime,
+        runtime=runtime,
         noise=job.noise,
         tolerate=job.tolerate,
         releases=job.releases,
         own_data=options.own_data,
-        asked=[row["asked"] for row in rows],
-        sent=[row["sent"] for row in rows],
-        absences=sum(len(row["absent"]) for row in rows),
-        empty_rounds=sum(row["sent"] == 0 for row in rows),
+        asked=scheduled_counts,
+        sent=sent_counts,
+        absences=absences,
+        empty_rounds=empty_rounds,
         epsilon_spent=epsilon_spent,
         adjacency=job.plan.privacy.adjacency,
     )

@@ -294,7 +294,7 @@ def connected(grid: Grid, count: int, wait: float) -> list[int]:
     Args:
         grid: Flower's, of a run.
         count: how many nodes to wait for.
-        wait: seconds after which those that are connected have to do.
+        wait: the most seconds to wait.
 
     Returns:
         The ids of all connected nodes, which may be more or fewer than `count`.
@@ -456,10 +456,10 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
             )
             if time.monotonic() > end:
                 raise DeploymentError(
-                    f"No device has answered for {wait:g} s; the run can go on later. "
+                    f"No device has answered for {wait:g} s; the run can be resumed later. "
                     f"{reasons}"
                 )
-            _notify(f"nobody answered, asking again; {reasons}")
+            _notify(f"no device answered, asking again; {reasons}")
             time.sleep(pause)
 
     return repeated
@@ -481,8 +481,8 @@ def run_in_engine(
 ) -> None:
     """Run all rounds with devices in Flower's simulation engine.
 
-    The engine distributes the devices over processes (ray), which use the CPU: one
-    accelerator cannot serve all of them.
+    The engine distributes the devices over processes (ray). These use the CPU unless
+    JAX_PLATFORMS is set: one accelerator cannot serve all of them.
 
     Args:
         server: from `open_server`.

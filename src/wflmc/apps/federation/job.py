@@ -283,6 +283,8 @@ class Job:
             The terms, without anything about other devices.
         """
         plan = self.plan
+        gains = self.gain[:, device]
+        channel_estimates = self.channel_estimates[:, device]
         noise_variance = 0.0
         lattice_step = 0.0
         noise_parts = 1
@@ -291,25 +293,27 @@ class Job:
             if self.lattice is not None:
                 noise_variance = self.lattice.variance
                 lattice_step = self.lattice.step
+        factor = self.releases * plan.context.uncertainty**2 * noise_parts
+        promise = plan.privacy.of_device(device, plan.devices)
         return Terms(
             run=self.run,
             device=device,
             chains=self.chains,
             dim=plan.dim,
             start=plan.start,
-            gain=tuple(self.gain[:, device].tolist()),
-            known=tuple(self.channel_estimates[:, device].tolist()),
+            gain=tuple(gains.tolist()),
+            known=tuple(channel_estimates.tolist()),
             clip=float(plan.clip[device]),
             example_clip=float(plan.example_clip[device]),
             rounding=plan.rounding,
             noise_power=float(plan.noise_power),
             share=noise_variance,
             step=lattice_step,
-            factor=self.releases * plan.context.uncertainty**2 * noise_parts,
+            factor=factor,
             power=float(self.power[device]),
             enforced=plan.enforced,
             simulated=self.lattice is None,
-            promise=plan.privacy.of_device(device, plan.devices),
+            promise=promise,
         )
 
     def save(self, folder: Path) -> None:

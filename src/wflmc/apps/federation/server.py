@@ -268,7 +268,8 @@ class _Store(NamedTuple):
             Both files mapped into memory, of the shapes that the plan needs.
 
         Raises:
-            InputError: a file is missing or has another shape.
+            InputError: a file that was begun is damaged or has another shape.
+            OSError: a file that was begun is missing, or the disk is full.
         """
         job = server.job
         plan = job.plan
@@ -861,18 +862,22 @@ def _log_round(
     number = server.job.plan.start + round_index
     reception = signal.reception
     reasons = sorted(reception.absent.items())
+    scheduled_count = int(signal.scheduled.sum())
+    sent_count = int(reception.sent.sum())
     row = {
         "round": number,
-        "asked": int(signal.scheduled.sum()),
-        "sent": int(reception.sent.sum()),
+        "asked": scheduled_count,
+        "sent": sent_count,
         "absent": {str(device): reason for device, reason in reasons},
         "seconds": round(seconds, 3),
     }
     append_text(server.folder / LOG, json.dumps(row) + "\n")
-    if notify is not None:
-        sentences = [f"round {number + 1}: {row['sent']} of {row['asked']} sent"]
-        sentences += [f"device {device} absent: {reason}" for device, reason in reasons]
-        notify("; ".join(sentences))
+    if notify is None:
+        return
+    sentences = [f"round {number + 1}: {sent_count} of {scheduled_count} sent"]
+    for device, reason in reasons:
+        sentences.append(f"device {device} absent: {reason}")
+    notify("; ".join(sentences))
 
 
 def run_in_process(
