@@ -208,11 +208,12 @@ class Reader:
             compare(block, block.text.splitlines(), self.printed)
 
     def python(self, block: Block) -> None:
+        statements = ast.parse(block.text).body
         if _waits(block, block.text):
             self.printed = None
             return
         self.printed = ""
-        for statement in ast.parse(block.text).body:
+        for statement in statements:
             stream, code = io.StringIO(), ast.Module([statement], [])
             with contextlib.redirect_stdout(stream):
                 exec(compile(code, str(block), "exec"), self.names)

@@ -385,3 +385,23 @@ def test_every_path_of_the_architecture_exists():
         for path in paths
         if not any((place / path).exists() for place in (ROOT / "src/wflmc", ROOT))
     ]
+
+
+def test_pages_that_the_source_names_exist():
+    folders = ("src", "tests", "benchmarks", "examples", "scripts", "docs")
+    files = [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".toml", ".md", ".html", ".js")
+    ]
+    named = [
+        (path.relative_to(ROOT), page)
+        for path in [*files, ROOT / "Makefile", *ROOT.glob("*.md")]
+        for page in re.findall(
+            r"\bdocs/[a-z0-9_/]+\.(?:md|png)\b", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(named) > 30
+    missing = [f"{path}: {page}" for path, page in named if not (ROOT / page).exists()]
+    assert not missing
