@@ -408,7 +408,7 @@ class Response(NamedTuple):
     """‖mean − posterior mean‖², which no noise changes, [S_u]."""
     target: Array
     """The posterior's covariance, [m, m]."""
-    times: Array | None = None
+    multiplicity: Array | None = None
     """How many directions of the m have these eigenvalues, [d]; None for matrices."""
 
 

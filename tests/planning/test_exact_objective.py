@@ -279,7 +279,9 @@ def test_softmax_plans_by_its_laplace_approximation():
         distances(response)(made.noise_variance).max(), rel=1e-12
     )
     mode, variance = posterior.laplace
-    assert response.times @ response.target == pytest.approx(variance.sum(), rel=1e-9)
+    assert response.multiplicity @ response.target == pytest.approx(
+        variance.sum(), rel=1e-9
+    )
     none = posterior.response(Motion(np.full(1, 1e-30), np.ones((1, 4))), 0)
     assert none.shift[0] == pytest.approx(mode @ mode, rel=1e-4)
     bound = planned(

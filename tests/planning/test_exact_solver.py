@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.dynamics import Motion, Response, diagonal_response
-from wflmc.planning.exact import distances, solve
+from wflmc.planning.exact import NoiseProblem, distances, solve
 from wflmc.posterior import Gaussian, w2_squared
 from wflmc.posterior.law import LinearChain
 
@@ -128,7 +128,7 @@ def clarabel(case: Case) -> float:
 def test_agrees_with_a_semidefinite_program():
     for seed in range(count(12, 100)):
         case = draw(seed, most_rounds=6, most_dim=3)
-        found, theirs = solve(*case), clarabel(case)
+        found, theirs = solve(NoiseProblem(*case)), clarabel(case)
         scale = max(theirs, 1e-5 * np.trace(case.response.target))
         assert is_feasible(case, found.v)
         assert found.value == pytest.approx(by_law(case, found.v), rel=1e-9, abs=1e-14)
@@ -150,7 +150,7 @@ def test_one_parameter_and_one_tight_budget_in_closed_form():
     assert is_feasible(case, v * (1 + 1e-12))
     best = r.shift[-1] + (np.sqrt(law) - np.sqrt(r.target[0, 0])) ** 2
     assert best == pytest.approx(by_law(case, v), rel=1e-12)
-    found = solve(*case)
+    found = solve(NoiseProblem(*case))
     assert found.v == pytest.approx(v, rel=1e-4)
     assert found.value == pytest.approx(best, rel=1e-8)
     assert found.lower_bound <= best
@@ -159,7 +159,7 @@ def test_one_parameter_and_one_tight_budget_in_closed_form():
 def test_gap_feasibility_and_certificate_over_random_problems():
     for seed in range(count(60, 600)):
         case = draw(1000 + seed)
-        found = solve(*case)
+        found = solve(NoiseProblem(*case))
         assert is_feasible(case, found.v), seed
         assert 0 <= found.value - found.lower_bound <= 1e-6 * found.value, seed
 
@@ -167,7 +167,7 @@ def test_gap_feasibility_and_certificate_over_random_problems():
 @given(st.integers(0, 10**6))
 def test_no_feasible_noise_goes_below_the_certificate(seed):
     case, rng = draw(seed), np.random.default_rng(seed)
-    found = solve(*case)
+    found = solve(NoiseProblem(*case))
     rounding = 1e-13 * np.trace(case.response.target)
     for near in (0.0, 0.01, 0.3, 2.0):
         v = np.clip(
@@ -202,7 +202,7 @@ def brute_force(case: Case, start) -> float:
 def test_brute_force_finds_nothing_better():
     for seed in range(count(4, 20)):
         case = draw(50 + seed, most_rounds=8, most_dim=2, tight=0.3, limited=False)
-        found = solve(*case)
+        found = solve(NoiseProblem(*case))
         best = min(brute_force(case, found.v * factor) for factor in (1.05, 2.0))
         assert best >= found.value * (1 - 1e-6)
 
@@ -243,10 +243,11 @@ def test_equal_eigenvalues_are_one_matter():
     chain = LinearChain(start, matrix, np.zeros((rounds, 4)), one, one)
     full = chain.response(9, Gaussian(np.zeros(4), np.diag(1 / precision)))
     short = diagonal_response(precision, mean_sq, 1.0, Motion(eta, ones), 9)
-    assert short.times.tolist() == [2, 1, 1]
+    assert short.multiplicity.tolist() == [2, 1, 1]
     limits = np.full(rounds, 0.0025), np.full(rounds, 0.01), np.full(rounds, np.inf)
+    budget = np.array([0.2, 0.3, 0.25])
     answers = [
-        solve(r, *limits, ones > 0, np.array([0.2, 0.3, 0.25]), np.full(rounds, 0.2))
+        solve(NoiseProblem(r, *limits, ones > 0, budget, np.full(rounds, 0.2)))
         for r in (full, short)
     ]
     assert answers[0].value == pytest.approx(answers[1].value, rel=1e-8)
@@ -258,8 +259,8 @@ def test_many_precisions_are_binned():
     precision = 10 ** rng.uniform(0, 4, 310)
     motion = Motion(np.full(20, 1e-5), np.ones((20, 4)))
     binned = diagonal_response(precision, np.full(310, 0.01), 1.0, motion, 10)
-    assert binned.times.sum() == 310
-    assert binned.times.size <= 64
+    assert binned.multiplicity.sum() == 310
+    assert binned.multiplicity.size <= 64
     v = np.full(20, 2e-5)
     eta, each = motion.step_size[0], np.ones(310)
     for s in range(20):

@@ -35,7 +35,7 @@ from wflmc.planning.solvers.closed_form import (
     POWER,
     is_static,
     regime,
-    tightest,
+    smallest_budget,
 )
 from wflmc.planning.steps import plan_steps
 from wflmc.planning.transcript import information
@@ -939,7 +939,7 @@ def _regime(
     """
     if problem.objective in ("exact", "transcript") or not is_static(problem):
         return None
-    equal_part = tightest(problem) / problem.rounds
+    equal_part = smallest_budget(problem) / problem.rounds
     theorem = str(regime(problem.lmc_cap[0], problem.power_cap[0], equal_part))
     if scheme.optimal:
         return theorem

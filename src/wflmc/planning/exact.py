@@ -1,8 +1,10 @@
-"""The noise of every round that brings a chain's true law nearest to the posterior, with a proof of how near.
+"""The noise that brings a chain's true law nearest to the posterior, with a proof.
 
-The unknown is the variance v[s] that a round puts on its update. The W2² of a Gaussian law to the posterior is convex
-in v; so is what privacy costs, cost/v. An interior-point method finds the v with the smallest worst W2² over the kept
-rounds. The proof does not rely on it: convex functions lie above their tangents, which are minimised in closed form.
+The unknown is the variance v[s] that a round puts on its update. The W2² of a Gaussian
+law to the posterior is convex in v; so is what privacy costs, cost/v. An interior-point
+method finds the v with the smallest worst W2² over the kept rounds. The proof does not
+rely on it: convex functions lie above their tangents, which are minimized in closed
+form.
 """
 
 from dataclasses import dataclass
@@ -17,205 +19,367 @@ from wflmc.planning.solvers.path_following import follow_path
 from wflmc.planning.solvers.program import HEADROOM, Bools
 from wflmc.support.errors import InputError
 
-TOLERANCE, STEPS = 1e-9, 100
-"""The relative gap at which the search ends, and the most steps of one search."""
-LEAST_POWER = 1e-12
-"""Every round gets at least this share of an even split of the tightest budget: noise without end helps nobody."""
-AS_GOOD = 1e-7
+GAP_TOLERANCE = 1e-9
+"""The relative gap at which the search ends."""
+MAX_STEPS = 100
+"""The most steps of one search."""
+MIN_POWER_FRACTION = 1e-12
+"""Every round gets at least this fraction of an even split of the tightest budget.
+
+Noise without end helps nobody.
+"""
+MODERATION_TOLERANCE = 1e-7
 """Relative distance given away for a plan without needless noise."""
 ROUNDING = 1e-14
 """Distances this small next to the posterior's own size are rounding."""
+SLOW_CENTERING = 0.3
+"""Fraction of the present gap that every step of the slow search aims at."""
+MAX_RELATIVE_STEP = 0.8
+"""A step takes at most this fraction off any v[s]."""
+BOUNDARY_FRACTION = 0.99
+"""Fraction of the way to the boundary that a step goes."""
+REGULARIZATION = 1e-14
+"""Added to the unit diagonal of the scaled Newton matrix, against rounding."""
+MIN_PROXY_PRECISION = 1e-50
+"""The smallest curvature of a proxy."""
+MAX_PROXY_VALUE = 1e50
+"""Numbers of a proxy are below this, so that products of them are finite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Proxy:
-    """A Gaussian posterior as one would guess it without the data: from a public set, or from what is known of them.
+    """A Gaussian posterior as one would guess it without the data.
 
-    All devices are taken to hold alike data, so that only the size of a round's weights matters.
+    It is guessed from a public data set, or from what is known of the data. All devices
+    are taken to hold similar data, so that only the size of a round's weights matters.
     """
 
     precision: ArrayLike
-    """Eigenvalues of the Hessian of f, prior included: [m], or one for all directions."""
+    """Eigenvalues of the Hessian of f, prior included: [m], or one for all
+    directions."""
     mean_sq: ArrayLike = 0.0
-    """‖posterior mean‖², taken to lie in all directions alike; or its squares along each, [m]."""
+    """‖posterior mean‖², equally in all directions; or its squares along each, [m]."""
     prior_std: float = 1.0
     """Of θ[0] with init = "prior"."""
 
     def response(self, dim: int, motion: Motion, burn_in: int) -> Response:
-        """How the law of a chain of `dim` parameters on this posterior answers to noise."""
-        precision, mean_sq = (
-            np.asarray(given, dtype=float) for given in (self.precision, self.mean_sq)
-        )
-        for name, given, least in (
-            ("precision", precision, 1e-50),
-            ("mean_sq", mean_sq, 0.0),
-        ):
-            if given.shape not in ((), (dim,)) or not np.all(
-                (given >= least) & (given < 1e50)
-            ):
-                allowed = f"finite, {'above' if least else 'at least'} 0, and one number or {dim}, one per parameter"
-                raise InputError(f"proxy.{name}", getattr(self, name), allowed)
-        each = mean_sq if mean_sq.ndim else np.full(dim, float(mean_sq) / dim)
-        start = self.prior_std**2 if motion.init == "prior" else 0.0
+        """Return how the law of a chain on this posterior depends on noise.
+
+        The posterior is N(mean, diag(1/precision)), and the chain starts at
+        N(0, prior_std² I) or at 0. No private data are used, so that a plan by the
+        proxy is covered by ε.
+
+        Args:
+            dim: m, the number of parameters.
+            motion: how the chain moves; overdamped dynamics alone.
+            burn_in: S_b; the response is that of the rounds after it.
+
+        Returns:
+            The response, by eigenvalues.
+
+        Raises:
+            InputError: a field of the proxy is out of range or of another length, or
+                dynamics are kinetic.
+        """
+        precision = self._checked("precision", dim, MIN_PROXY_PRECISION)
+        mean_sq = self._checked("mean_sq", dim, 0.0)
+        if mean_sq.ndim == 0:
+            mean_sq = np.full(dim, float(mean_sq) / dim)
+        initial_variance = self.prior_std**2 if motion.init == "prior" else 0.0
         return diagonal_response(
-            np.broadcast_to(precision, (dim,)), each, start, motion, burn_in
+            np.broadcast_to(precision, (dim,)),
+            mean_sq,
+            initial_variance,
+            motion,
+            burn_in,
         )
+
+    def _checked(self, name: str, dim: int, minimum: float) -> Array:
+        """Return a field as an array, if it is in range: a number or [m]."""
+        field = getattr(self, name)
+        values = np.asarray(field, dtype=float)
+        is_in_range = (values >= minimum) & (values < MAX_PROXY_VALUE)
+        if values.shape in ((), (dim,)) and np.all(is_in_range):
+            return values
+        lower_limit = "above" if minimum else "at least"
+        raise InputError(
+            f"proxy.{name}",
+            field,
+            f"finite, {lower_limit} 0, and one number or {dim}, one per parameter",
+        )
+
+
+class Expansion(NamedTuple):
+    """W2² of all kept rounds at some noise v[S], to second order."""
+
+    value: Array
+    """F, [S_u]."""
+    gradient: Array
+    """Of F by v, [S_u, S]."""
+    hessian_root: Array
+    """J with J Jᵀ the Hessian of F, [S_u, S, r]."""
 
 
 class _ByMatrices:
-    """F[s'](v) = shift + tr(C + C* − 2(C*^½ C C*^½)^½) with C affine in v: convex, of known derivatives.
+    """W2² of every kept round as a function of the noise.
 
-    Called with v[S] it gives F[S_u], of which exactly the worst is the objective.
+    F[s'](v) = shift + tr(C + C* − 2(C*^½ C C*^½)^½) with C affine in v, which is convex
+    and has known derivatives. Called with v[S] it gives F[S_u].
+
+    Args:
+        response: by matrices.
     """
 
-    def __init__(self, r: Response) -> None:
-        values, vectors = np.linalg.eigh(r.target)
-        self.root, self.inverse = (
-            (vectors * values**power) @ vectors.T for power in (0.5, -0.5)
-        )
-        kept, rounds, self.dim, _ = r.effect.shape
-        self.effect = (self.root @ r.effect @ self.root).reshape(kept, rounds, -1)
-        self.base = (self.root @ r.covariance @ self.root).reshape(kept, -1)
-        self.shift, self.trace, self.spread = (
-            r.shift,
-            np.trace(r.effect, axis1=-2, axis2=-1),
-            float(values.sum()),
-        )
-        self.least = (
-            1e-30 * float(values[0]) ** 2
-        )  # in place of eigenvalues that are not there
+    def __init__(self, response: Response) -> None:
+        values, vectors = np.linalg.eigh(response.target)
+        self.root = (vectors * values**0.5) @ vectors.T
+        self.inverse_root = (vectors * values**-0.5) @ vectors.T
+        kept_rounds, rounds, self.dim, _ = response.effect.shape
+        effect = self.root @ response.effect @ self.root
+        self.effect = effect.reshape(kept_rounds, rounds, -1)
+        base = self.root @ response.covariance @ self.root
+        self.base = base.reshape(kept_rounds, -1)
+        self.shift = response.shift
+        self.trace = np.trace(response.effect, axis1=-2, axis2=-1)
+        self.spread = float(values.sum())
+        """tr C*, the posterior's own size."""
+        self.smallest_eigenvalue = 1e-30 * float(values[0]) ** 2
+        """In place of eigenvalues that are zero."""
         self.rows, self.columns = np.triu_indices(self.dim)
 
     def _roots(self, v: Array) -> tuple[Array, Array]:
-        """Return square roots of the eigenvalues of C*^½ C C*^½, and its eigenvectors."""
-        inner = (self.base + v @ self.effect).reshape(-1, self.dim, self.dim)
-        values, vectors = np.linalg.eigh(0.5 * (inner + np.swapaxes(inner, -1, -2)))
-        return np.sqrt(np.maximum(values, self.least)), vectors
+        """Return the square roots of the eigenvalues of C*^½ C C*^½, and its
+        eigenvectors."""
+        flat = self.base + v @ self.effect
+        inner = flat.reshape(-1, self.dim, self.dim)
+        transposed = np.swapaxes(inner, -1, -2)
+        values, vectors = np.linalg.eigh(0.5 * (inner + transposed))
+        positive = np.maximum(values, self.smallest_eigenvalue)
+        return np.sqrt(positive), vectors
 
     def _value(self, roots: Array, vectors: Array) -> Array:
-        """Return F, the distance as ‖X C*^−½ − C*^½‖² with X = (C*^½ C C*^½)^½: no large numbers cancel."""
-        x = (vectors * roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-        return np.asarray(
-            self.shift + ((x @ self.inverse - self.root) ** 2).sum((-1, -2))
-        )
+        """Return F by the distance ‖X C*^−½ − C*^½‖² with X = (C*^½ C C*^½)^½.
+
+        No large numbers cancel in it.
+        """
+        transposed = np.swapaxes(vectors, -1, -2)
+        x = (vectors * roots[:, None, :]) @ transposed
+        difference = x @ self.inverse_root - self.root
+        distance = (difference**2).sum((-1, -2))
+        return np.asarray(self.shift + distance)
 
     def __call__(self, v: Array) -> Array:
-        return self._value(*self._roots(v))
-
-    def expand(self, v: Array) -> tuple[Array, Array, Array]:
-        """Return F[S_u], its gradient[S_u, S], and J[S_u, S, r] with J Jᵀ its Hessian."""
         roots, vectors = self._roots(v)
-        inverse = (vectors / roots[:, None, :]) @ np.swapaxes(vectors, -1, -2)
-        gradient = (
-            self.trace - (self.effect @ inverse.reshape(-1, self.dim**2, 1))[..., 0]
+        return self._value(roots, vectors)
+
+    def expand(self, v: Array) -> Expansion:
+        """Return F, its gradient and a root of its Hessian.
+
+        The gradient of tr(C − 2(C*^½ C C*^½)^½) by C is I − C*^½ X⁻¹ C*^½. Second
+        derivatives of the matrix square root are its divided differences
+        1/(√λ_i + √λ_j) between eigenvalues, one column of J for each pair i ≤ j.
+
+        Args:
+            v: noise of every round, [S].
+
+        Returns:
+            The expansion at v.
+        """
+        roots, vectors = self._roots(v)
+        transposed = np.swapaxes(vectors, -1, -2)
+        inverse = (vectors / roots[:, None, :]) @ transposed
+        inverse_columns = inverse.reshape(-1, self.dim**2, 1)
+        gradient = self.trace - (self.effect @ inverse_columns)[..., 0]
+        first = roots[:, self.rows]
+        second = roots[:, self.columns]
+        multiplicity = 1.0 + (self.rows != self.columns)
+        size = np.sqrt(multiplicity / (first * second * (first + second)))
+        left = vectors[:, :, None, self.rows]
+        right = vectors[:, None, :, self.columns]
+        pairs = (left * right).reshape(len(roots), self.dim**2, -1)
+        rotation = pairs * size[:, None]
+        return Expansion(
+            value=self._value(roots, vectors),
+            gradient=gradient,
+            hessian_root=self.effect @ rotation,
         )
-        # Second derivatives of the square root are its divided differences between eigenvalues.
-        one, two = roots[:, self.rows], roots[:, self.columns]
-        size = np.sqrt((1.0 + (self.rows != self.columns)) / (one * two * (one + two)))
-        pairs = vectors[:, :, None, self.rows] * vectors[:, None, :, self.columns]
-        turn = pairs.reshape(roots.shape[0], self.dim**2, -1) * size[:, None]
-        return self._value(roots, vectors), gradient, self.effect @ turn
 
 
 class _ByEigenvalues:
-    """The same where all matrices share their eigenvectors, `times` of which have each eigenvalue."""
+    """The same where all matrices share their eigenvectors.
 
-    def __init__(self, r: Response, times: Array) -> None:
-        self.r, self.times, self.shift, self.std = r, times, r.shift, np.sqrt(r.target)
-        self.trace, self.spread = r.effect @ times, float(times @ r.target)
+    Args:
+        response: by eigenvalues, [..., d].
+        multiplicity: how many eigenvectors have each of them, [d].
+    """
+
+    def __init__(self, response: Response, multiplicity: Array) -> None:
+        self.response = response
+        self.multiplicity = multiplicity
+        self.shift = response.shift
+        self.target_std = np.sqrt(response.target)
+        self.trace = response.effect @ multiplicity
+        self.spread = float(multiplicity @ response.target)
+        """tr C*, the posterior's own size."""
 
     def _std(self, v: Array) -> Array:
-        return np.maximum(
-            np.sqrt(self.r.covariance + v @ self.r.effect), 1e-15 * self.std
-        )
+        """Return the standard deviations along all directions, [S_u, d]."""
+        variance = self.response.covariance + v @ self.response.effect
+        return np.maximum(np.sqrt(variance), 1e-15 * self.target_std)
+
+    def _value(self, std: Array) -> Array:
+        """Return F."""
+        distance = (std - self.target_std) ** 2 @ self.multiplicity
+        return np.asarray(self.shift + distance)
 
     def __call__(self, v: Array) -> Array:
-        return np.asarray(self.shift + (self._std(v) - self.std) ** 2 @ self.times)
+        return self._value(self._std(v))
 
-    def expand(self, v: Array) -> tuple[Array, Array, Array]:
+    def expand(self, v: Array) -> Expansion:
+        """Return F = shift + Σ_d n_d (√c_d − √c*_d)², its gradient and a Hessian root.
+
+        The variances c_d are affine in v; the derivative of each term by its c_d is
+        n_d (1 − √(c*_d/c_d)), the second one n_d √c*_d/(2 c_d^{3/2}).
+
+        Args:
+            v: noise of every round, [S].
+
+        Returns:
+            The expansion at v, with one column of J for each eigenvalue.
+        """
+        effect = self.response.effect
         std = self._std(v)
-        gradient = (self.r.effect @ ((1 - self.std / std) * self.times)[..., None])[
-            ..., 0
-        ]
-        root = self.r.effect * np.sqrt(0.5 * self.times * self.std / std**3)[:, None]
-        return self.shift + (std - self.std) ** 2 @ self.times, gradient, root
+        slope = (1 - self.target_std / std) * self.multiplicity
+        gradient = (effect @ slope[..., None])[..., 0]
+        curvature = 0.5 * self.multiplicity * self.target_std / std**3
+        return Expansion(
+            value=self._value(std),
+            gradient=gradient,
+            hessian_root=effect * np.sqrt(curvature)[:, None],
+        )
 
 
 Distances = _ByMatrices | _ByEigenvalues
+"""W2² of the kept rounds as a function of v[S], with its derivatives."""
 
 
 def distances(response: Response) -> Distances:
-    """Return W2² of a linear chain's law to the posterior as a convex function of its noise, with its derivatives."""
-    return (
-        _ByMatrices(response)
-        if response.times is None
-        else _ByEigenvalues(response, response.times)
-    )
+    """Return W2² of a linear chain's law to the posterior as a function of its noise.
+
+    The function maps v[S] to W2²[S_u] and is convex; `expand` gives its first and
+    second derivatives. It is exact for Gaussian posteriors while no gradient is
+    clipped.
+
+    Args:
+        response: how the law of the kept rounds depends on the noise of every round, by
+            matrices or by eigenvalues.
+
+    Returns:
+        The function.
+    """
+    if response.multiplicity is None:
+        return _ByMatrices(response)
+    return _ByEigenvalues(response, response.multiplicity)
+
+
+class NoiseProblem(NamedTuple):
+    """Which noise may be chosen, and what it does."""
+
+    response: Response
+    """How the law of the kept rounds depends on the noise."""
+    cost: Array
+    """Privacy cost of a round at unit noise, [S]: a = cost/v."""
+    low: Array
+    """The least v, [S]."""
+    high: Array
+    """The largest v, [S]; may be infinite."""
+    active: Bools
+    """Whether a device transmits, [S, K]."""
+    budget: Array
+    """The most of Σ_s active[s, k] cost[s]/v[s], [K]; may be infinite."""
+    moderate: Array
+    """No more noise than this, [S], where as good a law can be had without it.
+
+    Optima are not always unique.
+    """
 
 
 class NoiseLimits(NamedTuple):
-    """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k], written as use @ (1/v) ≤ 1."""
+    """low ≤ v ≤ high and Σ_s active[s, k] cost[s]/v[s] ≤ budget[k].
+
+    The budgets are written as use @ (1/v) ≤ 1.
+    """
 
     low: Array
+    """[S]."""
     high: Array
+    """[S]; finite where a round costs anything."""
     use: Array
     """active cost/budget of the devices whose budget may bind, [K', S]."""
 
 
 class NoiseSolution(NamedTuple):
-    """v[S], the worst W2² it gives, and what no noise within the limits can go below."""
+    """The best noise, and how good any noise can be."""
 
     v: Array
+    """Within all limits, [S]."""
     value: float
+    """The worst W2² that it gives."""
     lower_bound: float
+    """What no noise within the limits can go below."""
 
 
-def solve(
-    response: Response,
-    cost: Array,
-    low: Array,
-    high: Array,
-    active: Bools,
-    budget: Array,
-    calm: Array,
-) -> NoiseSolution:
-    """The noise with the smallest worst W2², to a certified relative gap of TOLERANCE or as near as rounding allows.
+def solve(problem: NoiseProblem) -> NoiseSolution:
+    """Find the noise with the smallest worst W2² over the kept rounds.
+
+    It is found to a certified relative gap of `GAP_TOLERANCE`, or as near as rounding
+    allows. If moderate noise is as good to `MODERATION_TOLERANCE`, it is taken.
 
     Args:
-        response: how the kept rounds' law follows from the noise.
-        cost: privacy cost of a round at unit noise, [S]: a = cost/v.
-        low, high: limits of v, [S]; high may be infinite.
-        active: [S, K]; budget: of Σ_s active[s, k] cost[s]/v[s], [K], may be infinite.
-        calm: no more noise than this, [S], where as good a law can be had without it: optima are not always unique.
+        problem: the limits of the noise, and its effect.
+
+    Returns:
+        The noise, its worst W2², and a lower bound that does not rely on the solver.
     """
-    distance = distances(response)
-    binding = np.flatnonzero((cost / low) @ active > budget * (1 - HEADROOM))
-    use = active.T[binding] * (cost / (budget[binding] * (1 - HEADROOM))[:, None])
-    token = use.max(0, initial=0.0) * cost.size / LEAST_POWER
-    limits = NoiseLimits(
-        low, np.maximum(low, np.minimum(high, np.where(token > 0, token, np.inf))), use
-    )
+    distance = distances(problem.response)
+    limits = _noise_limits(problem)
     best = NoiseIncumbent(distance, limits, start(limits, distance))
-    most = np.minimum(
-        limits.high, np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v)
-    )
-    if np.all(use @ (1 / calm) < 1) and np.any(calm < most):
-        _improve(best, np.minimum(calm, most))
-    calmer, value = best.v, best.value
-    if best.gap > TOLERANCE:
-        _improve(best, most)
-    if best.gap > AS_GOOD:  # one in 1500 of the tests' random problems
-        _improve(best, most, 2 * STEPS, care=0.3)
-    if value - best.value <= max(
-        AS_GOOD * best.value, best.rounding
-    ):  # as good as the best but for little
-        best.v, best.value = calmer, value
+    largest = np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v)
+    high = np.minimum(limits.high, largest)
+    moderate = problem.moderate
+    meets_budgets = np.all(limits.use @ (1 / moderate) < 1)
+    if meets_budgets and np.any(moderate < high):
+        _improve(best, np.minimum(moderate, high))
+    moderate_v = best.v
+    moderate_value = best.value
+    if best.gap > GAP_TOLERANCE:
+        _improve(best, high)
+    if best.gap > MODERATION_TOLERANCE:  # one in 1500 of the tests' random problems
+        _improve(best, high, max_steps=2 * MAX_STEPS, min_centering=SLOW_CENTERING)
+    tolerance = max(MODERATION_TOLERANCE * best.value, best.rounding)
+    if moderate_value - best.value <= tolerance:
+        best.v = moderate_v
+        best.value = moderate_value
     lower_bound = best.bound if best.gap > 0 else best.value
     return NoiseSolution(v=best.v, value=best.value, lower_bound=lower_bound)
 
 
+def _noise_limits(problem: NoiseProblem) -> NoiseLimits:
+    """Return the limits of a problem, with the budgets of the devices that may bind."""
+    cost = problem.cost
+    budget = problem.budget * (1 - HEADROOM)
+    binding = np.flatnonzero((cost / problem.low) @ problem.active > budget)
+    use = problem.active.T[binding] * (cost / budget[binding][:, None])
+    largest = use.max(0, initial=0.0) * cost.size / MIN_POWER_FRACTION
+    high = np.minimum(problem.high, np.where(largest > 0, largest, np.inf))
+    return NoiseLimits(problem.low, np.maximum(problem.low, high), use)
+
+
 def _improve(
-    best: "NoiseIncumbent", high: Array, steps: int = STEPS, care: float = 0.0
+    best: "NoiseIncumbent",
+    high: Array,
+    max_steps: int = MAX_STEPS,
+    min_centering: float = 0.0,
 ) -> None:
     """Follow the path below `high` until the gap is small or the path has ended."""
     limits = best.limits
@@ -223,228 +387,390 @@ def _improve(
     wider = NoiseLimits(
         low=limits.low * (1 - 1e-11), high=high * (1 + 1e-11), use=limits.use
     )
-    path = NoisePath(best.distances, wider, care)
-    follow_path(path, best, TOLERANCE, steps)
+    path = NoisePath(best.distances, wider, min_centering)
+    follow_path(path, best, GAP_TOLERANCE, max_steps)
 
 
 class NoiseIncumbent:
-    """The best noise and the best lower bound met so far."""
+    """The best noise and the best lower bound met so far.
+
+    Args:
+        distances: W2² as a function of the noise.
+        limits: of the noise.
+        v: noise to begin with, [S].
+    """
 
     def __init__(self, distances: Distances, limits: NoiseLimits, v: Array) -> None:
-        self.distances, self.limits = distances, limits
-        self.value, self.bound = np.inf, float(distances.shift.max())
+        self.distances = distances
+        self.limits = limits
+        self.v = v
+        self.value = np.inf
+        self.bound = float(distances.shift.max())
         self.rounding = ROUNDING * distances.spread
         self.offer(v)
-        # Noise whose trace alone is larger than this at a kept round is farther off than v: it need not be looked at.
+        # Noise whose trace alone is larger than this at a kept round is farther from
+        # the posterior than v: it need not be looked at.
         reach = (np.sqrt(distances.spread) + np.sqrt(self.value)) ** 2
         with np.errstate(divide="ignore", over="ignore"):
-            self.ceiling = np.minimum(limits.high, reach / distances.trace.max(0))
+            implied = reach / distances.trace.max(0)
+        self.ceiling = np.minimum(limits.high, implied)
 
     @property
     def gap(self) -> float:
-        """(value - bound)/value, 0 where that is rounding."""
-        return (
-            0.0
-            if self.value - self.bound <= self.rounding
-            else 1 - self.bound / self.value
-        )
+        """Return (value − bound)/value, the proven gap.
+
+        It is 0 where the difference is no more than rounding next to the posterior's
+        own size, and never says more than the lower bound proves.
+        """
+        if self.value - self.bound <= self.rounding:
+            return 0.0
+        return 1 - self.bound / self.value
 
     def offer(self, v: Array) -> None:
-        """Keep v, made to meet all limits exactly, if it is the best so far."""
+        """Keep noise if it is the best so far.
+
+        It is first made to meet all limits exactly: clipped to low and high, and then,
+        where a budget is overspent, 1/v is scaled down towards 1/high for all rounds.
+
+        Args:
+            v: noise of every round, [S]; need not meet the limits.
+        """
         limits = self.limits
         v = np.clip(v, limits.low, limits.high)
-        least = 1 / limits.high
-        need, room = limits.use @ (1 / v - least), 1 - limits.use @ least
-        over = float(np.max(need / np.maximum(room, 1e-300), initial=0.0))
-        if over > 1:
-            v = np.clip(
-                1 / (least + (1 / v - least) / over * (1 - 1e-15)),
-                limits.low,
-                limits.high,
-            )
+        smallest_inverse = 1 / limits.high
+        required = limits.use @ (1 / v - smallest_inverse)
+        available = 1 - limits.use @ smallest_inverse
+        excess = float(np.max(required / np.maximum(available, 1e-300), initial=0.0))
+        if excess > 1:
+            rise = (1 / v - smallest_inverse) / excess
+            inverse = smallest_inverse + rise * (1 - 1e-15)
+            v = np.clip(1 / inverse, limits.low, limits.high)
         value = float(self.distances(v).max())
         if value < self.value:
-            self.value, self.v = value, v
+            self.value = value
+            self.v = v
 
     def is_worth_updating(self, path: "NoisePath") -> bool:
         """Return True: every point of the path is looked at."""
         return True
 
     def update(self, path: "NoisePath") -> None:
-        """Take the path's present point into account."""
+        """Take the path's present point into account.
+
+        Its noise is offered as a plan, and its prices give a lower bound; each is kept
+        only if it is better than the best so far.
+
+        Args:
+            path: at the point.
+        """
         self.offer(path.v)
         self.prove(path)
 
     def has_stalled(self, path: "NoisePath") -> bool:
-        """Return whether the path is nearer to the optimum than rounding lets a proof be."""
-        return path.gap < 1e-5 * TOLERANCE * self.value
+        """Return whether the path is too near the optimum for a better proof.
+
+        Its gap is then far below the tolerance, and further steps could improve neither
+        the noise nor the bound by anything that float64 shows.
+
+        Args:
+            path: at the present point.
+        """
+        return path.gap < 1e-5 * GAP_TOLERANCE * self.value
 
     def prove(self, path: "NoisePath") -> None:
-        """Weights w[S_u] of sum 1 and prices lam[K'] bound all noise: the tangent at v, minimised in closed form."""
-        w, lam = path.prices
-        slope, price = w @ path.g, lam @ self.limits.use
+        """Keep the lower bound that a path's prices give, if it is the best so far.
+
+        Weights w of sum 1 and prices λ ≥ 0 bound all noise by the tangent at the
+        path's v: w·F − g·v − Σ λ + Σ_s min_u (g u + price/u) with g = Σ w ∇F, each
+        minimum over low ≤ u ≤ ceiling in closed form.
+
+        Args:
+            path: at the point.
+        """
+        prices = path.prices
+        slope = prices.rounds @ path.expansion.gradient
+        price = prices.budgets @ self.limits.use
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             u = np.where(slope > 0, np.sqrt(price / slope), self.ceiling)
             u = np.clip(u, self.limits.low, self.ceiling)
-            least = np.where(slope == 0, 0.0, slope * u) + price / u
-        bound = float(w @ path.F - slope @ path.v + least.sum() - lam.sum())
+            smallest = np.where(slope == 0, 0.0, slope * u) + price / u
+        tangent = prices.rounds @ path.expansion.value - slope @ path.v
+        bound = float(tangent + smallest.sum() - prices.budgets.sum())
         self.bound = max(self.bound, bound)
 
 
 def start(limits: NoiseLimits, distances: Distances) -> Array:
-    """Noise well inside all limits: of the posterior's size if they allow it, else the more the less it matters."""
-    least, most = 1 / limits.high, 1 / limits.low
-    weight, rise = (
-        distances.trace.mean(0),
-        np.full(most.size, distances.trace.sum(1).max() / distances.spread),
-    )
+    """Return noise well inside all limits, from which a path can start.
+
+    It is of the posterior's size if the limits allow that; otherwise a round gets the
+    more noise, the less it matters for the distance and the more it costs. All
+    constraints have slack, half of every budget at least where that is possible.
+
+    Args:
+        limits: of the noise.
+        distances: W2² as a function of the noise.
+
+    Returns:
+        v[S].
+    """
+    smallest_inverse = 1 / limits.high
+    largest_inverse = 1 / limits.low
+    range_of_inverse = largest_inverse - smallest_inverse
+    weight = distances.trace.mean(0)
+    size = distances.trace.sum(1).max() / distances.spread
+    rise = np.full(largest_inverse.size, size)
     if limits.use.size:
         price = limits.use.mean(0)
-        wish = np.sqrt(
-            np.maximum(
-                weight / np.maximum(price, 1e-3 * price.max()), 1e-30 * weight.max()
-            )
-        )
-        rise = np.minimum(rise, wish / float(np.max(limits.use @ wish)))
-    rise = np.clip(
-        rise - least, np.minimum(least, 0.5 * (most - least)), 0.9 * (most - least)
-    )
-    need, room = limits.use @ rise, np.maximum(1 - limits.use @ least, 1e-14)
-    return np.asarray(
-        1 / (least + rise * min(1.0, 0.5 / float(np.max(need / room, initial=0.5))))
-    )
+        worth = weight / np.maximum(price, 1e-3 * price.max())
+        profile = np.sqrt(np.maximum(worth, 1e-30 * weight.max()))
+        rise = np.minimum(rise, profile / float(np.max(limits.use @ profile)))
+    smallest_rise = np.minimum(smallest_inverse, 0.5 * range_of_inverse)
+    rise = np.clip(rise - smallest_inverse, smallest_rise, 0.9 * range_of_inverse)
+    required = limits.use @ rise
+    available = np.maximum(1 - limits.use @ smallest_inverse, 1e-14)
+    excess = float(np.max(required / available, initial=0.5))
+    return np.asarray(1 / (smallest_inverse + rise * min(1.0, 0.5 / excess)))
+
+
+class ByConstraint(NamedTuple):
+    """Numbers for all constraints, by kind."""
+
+    rounds: Array
+    """F ≤ t, [S_u]."""
+    budgets: Array
+    """[K']."""
+    low: Array
+    """[S]."""
+    high: Array
+    """[S]."""
+
+
+class PathPrices(NamedTuple):
+    """The prices of a path's point, scaled to weights of sum 1."""
+
+    rounds: Array
+    """Weights of the kept rounds, w[S_u]."""
+    budgets: Array
+    """Prices of the budgets that belong to them, λ[K']."""
+
+
+class NewtonSystem(NamedTuple):
+    """Newton's matrix at a point, in relative steps dv = v y.
+
+    The level t is eliminated from it.
+    """
+
+    ratio: Array
+    """Prices over slacks, stacked."""
+    slope: Array
+    """∂F/∂y, [S_u, S]."""
+    cost: Array
+    """use/v, [K', S]."""
+    level_curvature: float
+    """Of t."""
+    mean_slope: Array
+    """∂F/∂y, averaged over the kept rounds, [S]."""
+    scale: Array
+    """1/√diagonal of the matrix, [S]."""
+    factor: tuple[Array, bool]
+    """Cholesky factor of the scaled matrix."""
+
+
+class NoiseDirection(NamedTuple):
+    """A step of all unknowns."""
+
+    y: Array
+    """Of v, relative to v, [S]."""
+    level: float
+    """Of t."""
+    slacks: Array
+    """Stacked."""
+    prices: Array
+    """Stacked."""
 
 
 class NoisePath:
-    """Primal-dual interior point with Mehrotra's corrector for min t, F(v) ≤ t, under the limits.
+    """Primal-dual interior point for min t, F(v) ≤ t, under the limits of the noise.
 
-    All constraints have slacks x and prices z, stacked: F ≤ t, budgets, low, high. Slacks are unknowns of their own and
-    may miss what they stand for by `miss`, which a full step removes but for curvature. Steps are relative, dv = v y.
+    It uses Mehrotra's corrector. All constraints have slacks x and prices z, stacked:
+    F ≤ t, budgets, low, high. Slacks are unknowns of their own and may differ from what
+    they stand for by `residual`, which a full step removes but for curvature. Steps are
+    relative, dv = v y.
 
     Args:
-        care: share of the present gap that every step aims at, at least: 0 is fastest, 0.3 hardly ever goes astray.
+        distances: W2² as a function of the noise.
+        limits: of the noise.
+        min_centering: fraction of the present gap that every step aims at, at least: 0
+            is fastest, 0.3 hardly ever goes astray.
     """
 
     def __init__(
-        self, distances: Distances, limits: NoiseLimits, care: float = 0.0
+        self, distances: Distances, limits: NoiseLimits, min_centering: float = 0.0
     ) -> None:
-        self.distances, self.limits, self.care, self.v = (
-            distances,
-            limits,
-            care,
-            start(limits, distances),
-        )
-        self.rounds, self.kept = self.v.size, distances.shift.size
-        self.F, self.g, self.J = distances.expand(self.v)
-        self.t = (
-            1.2 * float(self.F.max())
-            - 0.1 * float(self.F.min())
-            + 1e-6 * distances.spread
-        )
-        self.x = self._slacks()
-        self.miss = np.zeros(self.x.size)
-        self.z = 1 / self.x
-        self.z /= self.z[: self.kept].sum()
+        self.distances = distances
+        self.limits = limits
+        self.min_centering = min_centering
+        self.v = start(limits, distances)
+        self.rounds = self.v.size
+        self.kept_rounds = distances.shift.size
+        self.expansion = distances.expand(self.v)
+        largest = float(self.expansion.value.max())
+        smallest = float(self.expansion.value.min())
+        self.level = 1.2 * largest - 0.1 * smallest + 1e-6 * distances.spread
+        self.slacks = self._slacks()
+        self.residual = np.zeros(self.slacks.size)
+        self.multipliers = 1 / self.slacks
+        self.multipliers /= self.multipliers[: self.kept_rounds].sum()
 
     def _slacks(self) -> Array:
-        v, limits = self.v, self.limits
-        return np.concatenate(
-            [self.t - self.F, 1 - limits.use @ (1 / v), v - limits.low, limits.high - v]
-        )
+        """Return what slacks stand for at the present point, stacked."""
+        v = self.v
+        limits = self.limits
+        below_level = self.level - self.expansion.value
+        unspent = 1 - limits.use @ (1 / v)
+        return np.concatenate([below_level, unspent, v - limits.low, limits.high - v])
 
-    def _parts(self, stacked: Array) -> tuple[Array, Array, Array, Array]:
-        """The parts of a stack: kept rounds, budgets, low, high."""
-        S = self.rounds
-        return (
-            stacked[: self.kept],
-            stacked[self.kept : -2 * S],
-            stacked[-2 * S : -S],
-            stacked[-S:],
+    def _by_constraint(self, stacked: Array) -> ByConstraint:
+        """Return the parts of a stack."""
+        rounds = self.rounds
+        return ByConstraint(
+            rounds=stacked[: self.kept_rounds],
+            budgets=stacked[self.kept_rounds : -2 * rounds],
+            low=stacked[-2 * rounds : -rounds],
+            high=stacked[-rounds:],
         )
 
     @property
     def gap(self) -> float:
-        """How far the present point would be from the optimum if it missed nothing."""
-        return float(self.x @ self.z)
+        """Return how far the present point would be from the optimum.
+
+        It is Σ x z, the duality gap of a point without residuals. It is not a proof,
+        which `NoiseIncumbent` has.
+        """
+        return float(self.slacks @ self.multipliers)
 
     @property
-    def prices(self) -> tuple[Array, Array]:
-        """Weights of the kept rounds, of sum 1, [S_u], and the prices of the budgets that go with them, [K']."""
-        w, lam, _, _ = self._parts(self.z)
-        return w / w.sum(), lam / w.sum()
+    def prices(self) -> PathPrices:
+        """Return weights of the kept rounds, and prices of the budgets.
 
-    def _prepare(self) -> None:
-        """Newton's matrix in relative steps, with the level t eliminated, and its Cholesky factor."""
+        They are the multipliers of F ≤ t and of the budgets over the sum of the former,
+        so that the weights have sum 1; any such values give a lower bound.
+        """
+        multipliers = self._by_constraint(self.multipliers)
+        total = multipliers.rounds.sum()
+        return PathPrices(multipliers.rounds / total, multipliers.budgets / total)
+
+    def _newton_system(self) -> NewtonSystem:
+        """Return Newton's matrix at the present point, factored."""
         v = self.v
-        self.ratio = self.z / self.x
-        w, lam, _, _ = self._parts(self.z)
-        omega, paid, low, high = self._parts(self.ratio)
-        self.slope, self.cost = self.g * v, self.limits.use / v
-        self.level = omega.sum()
-        self.mean = omega @ self.slope / self.level
-        bend = (
-            (self.J * (np.sqrt(w)[:, None, None] * v[:, None]))
-            .swapaxes(1, 2)
-            .reshape(-1, self.rounds)
-        )
-        apart = (self.slope - self.mean) * np.sqrt(omega)[:, None]
-        spend = self.cost * np.sqrt(paid)[:, None]
-        H = bend.T @ bend + apart.T @ apart + spend.T @ spend
-        H.flat[:: self.rounds + 1] += v * v * (low + high) + 2 * (lam @ self.cost)
-        self.scale = 1 / np.sqrt(H.diagonal())
-        H *= self.scale * self.scale[:, None]
-        H.flat[:: self.rounds + 1] += 1e-14
-        self.factor = cho_factor(H, check_finite=False)
+        expansion = self.expansion
+        multipliers = self._by_constraint(self.multipliers)
+        all_ratios = self.multipliers / self.slacks
+        ratio = self._by_constraint(all_ratios)
+        slope = expansion.gradient * v
+        cost = self.limits.use / v
+        level_curvature = ratio.rounds.sum()
+        mean_slope = ratio.rounds @ slope / level_curvature
 
-    def _direction(self, aim: Array | float) -> tuple[Array, float, Array, Array]:
-        """The step towards x z = aim: of v (relative), of t, of the slacks and of the prices."""
-        wanted = aim / self.x
-        w, lam, low, high = self._parts(wanted + self.ratio * self.miss)
-        off, off_level = (
-            w @ self.slope - lam @ self.cost + self.v * (high - low),
-            1 - w.sum(),
+        root_weight = np.sqrt(multipliers.rounds)[:, None, None]
+        bend = expansion.hessian_root * (root_weight * v[:, None])
+        bend = bend.swapaxes(1, 2).reshape(-1, self.rounds)
+        deviation = (slope - mean_slope) * np.sqrt(ratio.rounds)[:, None]
+        spending = cost * np.sqrt(ratio.budgets)[:, None]
+        H = bend.T @ bend + deviation.T @ deviation + spending.T @ spending
+        box = v * v * (ratio.low + ratio.high)
+        diagonal = slice(None, None, self.rounds + 1)
+        H.flat[diagonal] += box + 2 * (multipliers.budgets @ cost)
+        scale = 1 / np.sqrt(H.diagonal())
+        H *= scale * scale[:, None]
+        H.flat[diagonal] += REGULARIZATION
+        return NewtonSystem(
+            ratio=all_ratios,
+            slope=slope,
+            cost=cost,
+            level_curvature=level_curvature,
+            mean_slope=mean_slope,
+            scale=scale,
+            factor=cho_factor(H, check_finite=False),
         )
-        y = -self.scale * cho_solve(
-            self.factor, self.scale * (off + self.mean * off_level), check_finite=False
+
+    def _direction(self, system: NewtonSystem, aim: Array | float) -> NoiseDirection:
+        """Return the step towards x z = aim."""
+        target = aim / self.slacks
+        stacked = target + system.ratio * self.residual
+        w, lam, low, high = self._by_constraint(stacked)
+        gradient = w @ system.slope - lam @ system.cost + self.v * (high - low)
+        level_gradient = 1 - w.sum()
+        right = gradient + system.mean_slope * level_gradient
+        scaled_step = cho_solve(system.factor, system.scale * right, check_finite=False)
+        y = -system.scale * scaled_step
+        level_step = level_gradient / system.level_curvature
+        level = float(system.mean_slope @ y - level_step)
+        change = np.concatenate(
+            [level - system.slope @ y, system.cost @ y, self.v * y, -self.v * y]
         )
-        dt = float(self.mean @ y - off_level / self.level)
-        dx = (
-            np.concatenate(
-                [dt - self.slope @ y, self.cost @ y, self.v * y, -self.v * y]
-            )
-            - self.miss
-        )
-        return y, dt, dx, wanted - self.z - self.ratio * dx
+        slacks = change - self.residual
+        prices = target - self.multipliers - system.ratio * slacks
+        return NoiseDirection(y=y, level=level, slacks=slacks, prices=prices)
 
     def step(self) -> bool:
-        """Move; False where rounding leaves no direction."""
+        """Move to the next point of the path, by a predictor and a corrector.
+
+        The predictor aims at a gap of zero; how far it could go decides what the
+        corrector aims at, which also removes the predictor's second-order error.
+
+        Returns:
+            False where rounding leaves no direction; the point is then as before.
+        """
         try:
-            self._prepare()
+            system = self._newton_system()
         except LinAlgError:
             return False
-        mu = self.gap / self.x.size
-        _, _, dx, dz = self._direction(0.0)
-        alpha = min(_reach(self.x, dx), _reach(self.z, dz))
-        after = float((self.x + alpha * dx) @ (self.z + alpha * dz)) / self.x.size
-        # Slacks that miss much must be put right first: prices without products are hard to move.
-        behind = float(np.abs(self.miss) @ self.z) / self.gap
-        centre = mu * min(1.0, max(after / mu, 0.0) ** 3 + 0.1 * behind + self.care)
-        y, dt, dx, dz = self._direction(centre - alpha * alpha * dx * dz)
-        alpha = 0.99 * min(
-            _reach(self.x, dx),
-            _reach(self.z, dz),
-            _reach(np.full(self.rounds, 0.8 - self.care), y),
+        predictor = self._direction(system, 0.0)
+        length = self._longest_step(predictor)
+        centre = self._centre(predictor, length)
+        second_order = length * length * predictor.slacks * predictor.prices
+        corrector = self._direction(system, centre - second_order)
+        largest_fall = np.full(self.rounds, MAX_RELATIVE_STEP - self.min_centering)
+        length = BOUNDARY_FRACTION * min(
+            self._longest_step(corrector), _reach(largest_fall, corrector.y)
         )
-        if not np.isfinite(alpha * y).all():
+        if not np.isfinite(length * corrector.y).all():
             return False
-        self.v, self.t = self.v * (1 + alpha * y), self.t + alpha * dt
-        self.x, self.z = self.x + alpha * dx, self.z + alpha * dz
-        self.F, self.g, self.J = self.distances.expand(self.v)
-        self.miss = self.x - self._slacks()
+        self.v = self.v * (1 + length * corrector.y)
+        self.level = self.level + length * corrector.level
+        self.slacks = self.slacks + length * corrector.slacks
+        self.multipliers = self.multipliers + length * corrector.prices
+        self.expansion = self.distances.expand(self.v)
+        self.residual = self.slacks - self._slacks()
         return True
+
+    def _longest_step(self, direction: NoiseDirection) -> float:
+        """Return the longest step, at most 1, that keeps slacks and prices positive."""
+        by_slacks = _reach(self.slacks, direction.slacks)
+        by_prices = _reach(self.multipliers, direction.prices)
+        return min(by_slacks, by_prices)
+
+    def _centre(self, predictor: NoiseDirection, length: float) -> float:
+        """Return the product x z that the corrector aims at.
+
+        Args:
+            predictor: the step towards 0.
+            length: how much of it is possible.
+        """
+        count = self.slacks.size
+        mean_product = self.gap / count
+        slacks = self.slacks + length * predictor.slacks
+        multipliers = self.multipliers + length * predictor.prices
+        predicted_product = float(slacks @ multipliers) / count
+        # Large residuals must be removed first: prices without products are hard to
+        # move.
+        residual = float(np.abs(self.residual) @ self.multipliers) / self.gap
+        progress = max(predicted_product / mean_product, 0.0) ** 3
+        return mean_product * min(1.0, progress + 0.1 * residual + self.min_centering)
 
 
 def _reach(x: Array, dx: Array) -> float:
-    """The longest step, at most 1, that keeps x at or above 0."""
+    """Return the longest step, at most 1, that keeps x at or above 0."""
     falls = dx < 0
     return float(np.min(-x[falls] / dx[falls], initial=1.0))

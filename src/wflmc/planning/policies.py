@@ -15,8 +15,13 @@ from wflmc.planning.transcript import most_information
 from wflmc.support.errors import InputError
 from wflmc.support.plugins import load
 
-LEAST_NOISE = 1e-9
-"""Of the 2η of Langevin sampling: an ideal link could do with none at all, and would then send infinitely strongly."""
+MIN_NOISE_FRACTION = 1e-9
+"""The least noise of a round under the exact law, as a fraction of Langevin's 2η.
+
+An ideal link could do with none at all, and would then transmit with infinite power.
+"""
+PRINTED_LIMIT_MARGIN = 1e-5
+"""Relative margin of a noise limit in an error, more than what printing rounds away."""
 
 
 class PowerPolicy(NamedTuple):
@@ -25,13 +30,16 @@ class PowerPolicy(NamedTuple):
     allocate: Callable[[Problem], Allocation]
     """The power of every round, a[S] = α²/N0."""
     wireless: bool = True
-    """Fading and transmit power limit the gain, and thresholds decide who sends."""
+    """Fading and transmit power limit the gain, and thresholds decide who transmits."""
     private: bool = True
     """The privacy budget limits the gain."""
     clips: bool = True
     """Gradients are clipped; without it nothing is promised."""
     optimal: bool = False
-    """The policy minimises the objective; for the exact law it then decides on all noise, and the server adds none."""
+    """The policy minimizes the objective.
+
+    For the exact law it then chooses all the noise, and the server adds none.
+    """
     shares_budget: bool = False
     """Every round has a part of each sender's budget, which it may not exceed. A round
     below the caps is then at its part, and dp-limited, though something of the budget
@@ -39,7 +47,24 @@ class PowerPolicy(NamedTuple):
 
 
 def optimal(problem: Problem) -> Allocation:
-    """The minimiser of the objective, with a certificate: in closed form where there is one, else by our solver."""
+    """Minimize the objective, with a certificate.
+
+    Theorem 1's closed form is used where it applies: one kept round over a static
+    channel. Otherwise the bound is minimized by an interior point method, the exact law
+    by `exact.solve` and V of transcripts by a linear program. Where the budgets allow
+    every round its cap, that is the optimum. Equal parts are taken where steps are too
+    long for a bound.
+
+    Args:
+        problem: the limits of power, and the objective.
+
+    Returns:
+        a[S], and a lower bound on the objective of any power within the limits; None by
+        the solver cvxpy and where the objective has no bound.
+
+    Raises:
+        InputError: limits contradict each other, or no bound is known for the dynamics.
+    """
     check_floor(problem)
     if problem.response is not None:
         return _nearest_law(problem, problem.response)
@@ -47,79 +72,169 @@ def optimal(problem: Problem) -> Allocation:
         return most_information(problem)
     if not problem.contracts:
         return equal(problem)
-    if not problem.has_bound and not np.all(np.isinf(problem.budget)):
-        allowed = "'exact' with dynamics = 'kinetic', for which no bound is known; or power = 'equal'"
-        raise InputError("objective", problem.objective, allowed, section="policy")
+    _check_has_bound(problem)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
         return Allocation(problem.within_budget(a))
     if np.all(problem.cap @ problem.active <= problem.budget):
-        return Allocation(
-            problem.cap,
-            problem.value(problem.bound(problem.cap)) if problem.has_bound else None,
-        )
-    if (
-        problem.rounds - problem.burn_in == 1
-        and closed_form.is_static(problem)
-        and not problem.floor.any()
-    ):
+        return _all_at_cap(problem)
+    if _has_closed_form(problem):
         return closed_form.solve(problem)
     solution = allocate(problem.program())
     return Allocation(solution.a, solution.lower_bound)
 
 
+def _check_has_bound(problem: Problem) -> None:
+    """Refuse a bound as the objective where none is known and a budget limits power."""
+    is_unlimited = np.all(np.isinf(problem.budget))
+    if problem.has_bound or is_unlimited:
+        return
+    raise InputError(
+        "objective",
+        problem.objective,
+        "'exact' with dynamics = 'kinetic', for which no bound is known; "
+        "or power = 'equal'",
+        section="policy",
+    )
+
+
+def _all_at_cap(problem: Problem) -> Allocation:
+    """Return the optimum where no budget binds, which proves itself."""
+    if not problem.has_bound:
+        return Allocation(problem.cap)
+    bound = problem.bound(problem.cap)
+    return Allocation(problem.cap, problem.value(bound))
+
+
+def _has_closed_form(problem: Problem) -> bool:
+    """Return whether Theorem 1 gives the optimum."""
+    keeps_single_round = problem.rounds - problem.burn_in == 1
+    if not keeps_single_round or problem.floor.any():
+        return False
+    return closed_form.is_static(problem)
+
+
 def _nearest_law(problem: Problem, response: Response) -> Allocation:
-    """The noise v that brings the true law nearest to the posterior, as power a = (η K/K_a)²/v."""
+    """Return the power a = (η K/K_a)²/v of the noise v that suits the true law best."""
     cost = (problem.kick * problem.scale) ** 2
-    low = np.maximum(cost / problem.power_cap, LEAST_NOISE * problem.langevin_noise)
+    smallest = MIN_NOISE_FRACTION * problem.langevin_noise
+    low = np.maximum(cost / problem.power_cap, smallest)
     with np.errstate(divide="ignore"):
         high = np.maximum(cost / problem.floor, low)
-    calm = np.minimum(high, 2 * np.maximum(low, problem.langevin_noise))
-    found = exact.solve(response, cost, low, high, problem.active, problem.budget, calm)
-    return Allocation(np.minimum(cost / found.v, problem.power_cap), found.lower_bound)
+    moderate = 2 * np.maximum(low, problem.langevin_noise)
+    noise_problem = exact.NoiseProblem(
+        response=response,
+        cost=cost,
+        low=low,
+        high=high,
+        active=problem.active,
+        budget=problem.budget,
+        moderate=np.minimum(high, moderate),
+    )
+    solution = exact.solve(noise_problem)
+    a = np.minimum(cost / solution.v, problem.power_cap)
+    return Allocation(a, solution.lower_bound)
 
 
 def check_floor(problem: Problem) -> None:
-    """Say which noise limit would be feasible if this one is not."""
-    needs = {
-        "transmit power": float(np.max(problem.floor / problem.power_cap)),
-        "the noise that Langevin sampling needs": float(
-            np.max(problem.floor / problem.lmc_cap)
-            * (problem.fills_up and problem.objective != "transcript")
-        ),
-        "privacy": float(np.max(problem.floor @ problem.active / problem.budget)),
+    """Refuse a limit on a round's noise that the other limits do not allow.
+
+    The limit asks for a least power in every round, `Problem.floor`. The error names
+    what stands against it (transmit power, the noise that Langevin sampling needs, or
+    privacy) and the smallest limit that is feasible.
+
+    Args:
+        problem: the limits of power.
+
+    Raises:
+        InputError: the floor exceeds a cap or a budget.
+    """
+    floor = problem.floor
+    at_lmc_cap = float(np.max(floor / problem.lmc_cap))
+    has_lmc_cap = problem.fills_up and problem.objective != "transcript"
+    excess = {
+        "transmit power": float(np.max(floor / problem.power_cap)),
+        "the noise that Langevin sampling needs": at_lmc_cap * has_lmc_cap,
+        "privacy": float(np.max(floor @ problem.active / problem.budget)),
     }
-    cause = max(needs, key=lambda name: needs[name])
-    if needs[cause] > 1:
-        # The floor goes with the inverse square of the limit; the margin is more than printing rounds away.
-        limit = problem.noise_limit * np.sqrt(needs[cause]) * (1 + 1e-5)
-        allowed = f"at least {limit:.6g}: {cause} allows no less noise"
-        raise InputError(
-            "max_round_noise", problem.noise_limit, allowed, section="policy"
-        )
+    cause = max(excess, key=lambda name: excess[name])
+    if excess[cause] <= 1:
+        return
+    # The floor goes with the inverse square of the limit.
+    feasible = problem.noise_limit * np.sqrt(excess[cause])
+    expected = (
+        f"at least {feasible * (1 + PRINTED_LIMIT_MARGIN):.6g}: "
+        f"{cause} allows no less noise"
+    )
+    raise InputError("max_round_noise", problem.noise_limit, expected, section="policy")
 
 
 def equal(problem: Problem) -> Allocation:
-    """Each device's budget in equal parts over its active rounds (Sec. VI, 1); the tightest active device decides."""
+    """Split each device's budget into equal parts over its active rounds (Sec. VI, 1).
+
+    x = min(R/n, caps) in every round: the active device with the smallest part decides,
+    and no device overspends. Nothing is optimized, so that there is no lower bound.
+
+    Args:
+        problem: the limits of power.
+
+    Returns:
+        a[S] ≤ cap.
+    """
     return Allocation(np.minimum(problem.cap, equal_parts(problem)))
 
 
 def equal_parts(problem: Problem) -> Array:
-    """The power of every round that spends no more than an equal part of any sender's budget, [S]."""
-    rounds_of_device = np.maximum(problem.active.sum(0), 1)
-    return np.where(
-        problem.active, problem.budget * (1 - HEADROOM) / rounds_of_device, np.inf
-    ).min(-1)
+    """Return the largest powers that spend equal parts of the senders' budgets.
+
+    A device that is active in n rounds has the part B_k/n for each; a round may spend
+    no more than the smallest part of its active devices. Caps are not applied, and
+    devices that are never active do not matter.
+
+    Args:
+        problem: the budgets, and who is active.
+
+    Returns:
+        a[S]; infinite where no active device has a budget.
+    """
+    active_rounds = np.maximum(problem.active.sum(0), 1)
+    part = problem.budget * (1 - HEADROOM) / active_rounds
+    return np.where(problem.active, part, np.inf).min(-1)
 
 
 def ideal(problem: Problem) -> Allocation:
-    """The optimum of an ideal link; in equal parts where no bound says what is best, with kinetic dynamics."""
-    known = problem.response is not None or problem.objective == "transcript"
-    return optimal(problem) if problem.has_bound or known else equal(problem)
+    """Return the optimum of an ideal link, or equal parts where none is known.
+
+    It is the policy of `noiseless-dp`. With kinetic dynamics no bound says which power
+    is best; budgets are then split equally, unless the objective is the exact law or
+    transcripts, which can be optimized with any dynamics.
+
+    Args:
+        problem: the limits of power, of which transmit power is infinite.
+
+    Returns:
+        a[S], with a lower bound where the objective was minimized.
+    """
+    has_other_objective = (
+        problem.response is not None or problem.objective == "transcript"
+    )
+    if problem.has_bound or has_other_objective:
+        return optimal(problem)
+    return equal(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:
-    """As strong as power and the Langevin noise allow, whatever it costs in privacy."""
+    """Transmit as strongly as power and the Langevin noise allow.
+
+    More power would leave less noise than sampling needs, which the server would have
+    to add again. Privacy budgets are ignored.
+
+    Args:
+        problem: the limits of power.
+
+    Returns:
+        a[S] = cap, without a lower bound.
+    """
     return Allocation(problem.cap)
 
 
@@ -130,6 +245,7 @@ POLICIES: dict[str, PowerPolicy] = {
     "noiseless-dp": PowerPolicy(ideal, wireless=False, optimal=True),
     "noiseless": PowerPolicy(at_caps, wireless=False, private=False, clips=False),
 }
+"""The policies that come with wflmc, by name."""
 
 
 def policy_named(
@@ -137,16 +253,25 @@ def policy_named(
 ) -> PowerPolicy:
     """Return the policy that `Policy.power` stands for.
 
+    Names are those of `POLICIES` and of other packages' entry points in the group
+    `wflmc.policies`.
+
     Args:
         power: a registered name; or a policy; or a plain function, which becomes one
             with the usual flags.
 
+    Returns:
+        The policy.
+
     Raises:
         InputError: no policy has that name.
     """
-    policy = (
-        load("policies", power, "power", POLICIES, section="policy")
-        if isinstance(power, str)
-        else power
-    )
-    return policy if isinstance(policy, PowerPolicy) else PowerPolicy(policy)
+    if isinstance(power, str):
+        registered = load("policies", power, "power", POLICIES, section="policy")
+        return _as_policy(registered)
+    return _as_policy(power)
+
+
+def _as_policy(power: PowerPolicy | Callable[[Problem], Allocation]) -> PowerPolicy:
+    """Return a policy, of a plain function one with the usual flags."""
+    return power if isinstance(power, PowerPolicy) else PowerPolicy(power)

@@ -1,1 +1,1 @@
-"""Solvers of the power problem: Theorem 1 in closed form, an interior point, and cvxpy as reference."""
+"""Solvers of the power problem: Theorem 1, an interior point method, and cvxpy."""

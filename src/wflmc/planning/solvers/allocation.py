@@ -15,7 +15,7 @@ from wflmc.planning.solvers.program import (
     Usage,
     dual,
     round_bounds,
-    tightest,
+    smallest_of_senders,
 )
 
 MAX_STEPS = 100
@@ -25,17 +25,24 @@ MAX_STALLED_UPDATES = 5
 FORGOTTEN_LOG_WEIGHT = -45.0
 """Rounds of whose error a factor below e^−45 is left in the first kept round weigh less
 than 1e-39 in its bound: they get the least power."""
-LEAST_SHARE = 1e-12
-"""No round may have zero power: this share of an even split costs next to nothing."""
+MIN_POWER_FRACTION = 1e-12
+"""Fraction of an even split of the budget that every round gets at least.
+
+No round may have zero power, and this costs next to nothing.
+"""
+PRICE_SCALES = (0.0, *np.logspace(-4, 4, 33))
+"""Factors on prices that are tried for a proof by a single round."""
 
 
 class PowerSolution(NamedTuple):
-    """A feasible plan, and the dual point that proves a bound on all feasible plans."""
+    """A feasible plan, and a dual point that proves a bound on all feasible plans."""
 
     a: Array
     """Power α²/N0 of every round, [S]."""
     objective: float
+    """The worst or the average bound that this power gives."""
     lower_bound: float
+    """What no feasible power can go below."""
     gap: float
     """(objective − lower_bound)/|objective|."""
     w: Array
@@ -45,7 +52,12 @@ class PowerSolution(NamedTuple):
 
 
 def allocate(program: Program, tol: float = 1e-9) -> PowerSolution:
-    """Solve one allocation problem, with a proof.
+    """Minimize the worst or the average bound over all feasible powers, with a proof.
+
+    min_a max or mean over s' > S_b of B[s'], with
+    B[s'] = base[s'] + Σ_{s ≤ s'} ρ^{2(s'−s)} cost[s]/a[s], subject to floor ≤ a ≤ cap
+    and Σ_s active[s, k] a[s] ≤ budget[k]. Rounds that are forgotten long before the
+    first kept one get the least power.
 
     Args:
         program: the problem, whose floor meets all budgets.
@@ -59,11 +71,11 @@ def allocate(program: Program, tol: float = 1e-9) -> PowerSolution:
     incumbent = PowerIncumbent(program, usage, tolerance=tol)
     limit = program.budget * (1 - HEADROOM)
     binding = np.flatnonzero(usage(program.cap) > limit)
-    if binding.size == 0:  # every round at its cap is optimal, and zero prices prove it
+    if binding.size:
+        _improve(incumbent, binding)
+    else:  # every round at its cap is optimal, and zero prices prove it
         incumbent.offer(program.cap)
         incumbent.prove(incumbent.worst_weights(), incumbent.lam)
-    else:
-        _improve(incumbent, binding)
     return PowerSolution(
         a=incumbent.a,
         objective=incumbent.value,
@@ -79,7 +91,8 @@ def _skipped_rounds(program: Program) -> int:
     """Return how many first rounds no longer matter in the first round that counts."""
     log_rho = np.log(program.rho[program.burn_in : 0 : -1])
     is_forgotten = np.cumsum(log_rho) < FORGOTTEN_LOG_WEIGHT
-    return max(0, min(int(np.count_nonzero(is_forgotten)), program.cap.size - 2))
+    forgotten = int(np.count_nonzero(is_forgotten))
+    return max(0, min(forgotten, program.cap.size - 2))
 
 
 class PowerIncumbent:
@@ -102,15 +115,20 @@ class PowerIncumbent:
         self.stalled_updates = 0
         self.skipped = _skipped_rounds(program)
         rounds = program.cap.size
-        share = LEAST_SHARE / rounds * tightest(program.active, program.budget)
-        self.least = np.maximum(program.floor, np.minimum(program.cap, share))
-        self.a = self.least
+        budget = smallest_of_senders(program.active, program.budget)
+        small = MIN_POWER_FRACTION / rounds * budget
+        self.min_power = np.maximum(program.floor, np.minimum(program.cap, small))
+        self.a = self.min_power
         self.w = np.zeros(rounds)
         self.lam = np.zeros(program.budget.size)
 
     @property
     def gap(self) -> float:
-        """(value − bound)/|value|."""
+        """Return (value − bound)/|value|, the proven gap.
+
+        It is infinite before a plan was offered, and may be slightly negative by
+        rounding. No feasible plan is better than the best one by more than this.
+        """
         if not np.isfinite(self.value):
             return np.inf
         return (self.value - self.bound) / abs(self.value)
@@ -119,25 +137,40 @@ class PowerIncumbent:
         """Return a plan that meets all limits, near to one that need not.
 
         It is snapped to the box; then each round that is not at its cap shrinks or
-        grows to suit its tightest device.
+        grows to suit its tightest device, by at most a factor of 2.
+
+        Args:
+            a: power of every round, [S].
+
+        Returns:
+            Power within caps, floors and budgets, [S].
         """
         cap = self.program.cap
         limit = self.program.budget * (1 - HEADROOM)
-        a = np.clip(a, self.least, cap)
+        a = np.clip(a, self.min_power, cap)
         a = np.where(a >= cap * (1 - 1e-9), cap, a)
-        fixed = np.where(a == cap, cap, self.least)
-        room = limit - self.usage(fixed)
-        if room.min() < 0:  # the capped rounds alone overspend: let them move too
-            fixed = self.least
-            room = np.maximum(limit - self.usage(fixed), 0.0)
+        fixed = np.where(a == cap, cap, self.min_power)
+        available = limit - self.usage(fixed)
+        if available.min() < 0:  # capped rounds alone overspend: let them move too
+            fixed = self.min_power
+            available = np.maximum(limit - self.usage(fixed), 0.0)
         moving = a - fixed
-        need = self.usage(moving)
-        twice = np.full_like(need, 2.0)
-        scale = np.divide(room, need, out=twice, where=room < 2 * need)
-        return np.minimum(fixed + tightest(self.program.active, scale) * moving, cap)
+        required = self.usage(moving)
+        scale = np.full_like(required, 2.0)
+        is_scarce = available < 2 * required
+        np.divide(available, required, out=scale, where=is_scarce)
+        scale_of_round = smallest_of_senders(self.program.active, scale)
+        return np.minimum(fixed + scale_of_round * moving, cap)
 
     def offer(self, a: Array) -> None:
-        """Keep a feasible plan if it is the best so far."""
+        """Keep a feasible plan if it is the best so far.
+
+        It is valued on the whole problem, by the worst or the average bound of the kept
+        rounds.
+
+        Args:
+            a: power of every round that meets all limits, [S].
+        """
         bounds = self._kept_bounds(a)
         is_worst = self.program.objective == "worst"
         value = float(bounds.max() if is_worst else bounds.mean())
@@ -147,6 +180,13 @@ class PowerIncumbent:
 
     def prove(self, w: Array, lam: Array) -> Array:
         """Keep a dual point if its bound is the best so far.
+
+        Any weights and prices of at least 0 give a valid bound, `program.dual`; the
+        path's are good ones near the optimum.
+
+        Args:
+            w: weights of the rounds' bounds, [S]: zero up to burn-in, of sum 1.
+            lam: prices of the budgets, [K].
 
         Returns:
             The powers that attain the bound, [S].
@@ -159,9 +199,14 @@ class PowerIncumbent:
         return powers
 
     def worst_weights(self) -> Array:
-        """Return weights of the rounds' bounds that the present plan suggests, [S].
+        """Return weights of the rounds' bounds that the best plan suggests.
 
-        They are equal for "average", and else all on the worst round.
+        They are equal over the kept rounds for "average". For "worst" the worst round
+        of the plan has all of the weight, which proves the optimum where that round
+        stands out.
+
+        Returns:
+            w[S], zero up to burn-in and of sum 1.
         """
         burn_in = self.program.burn_in
         w = np.zeros(self.program.cap.size)
@@ -176,23 +221,34 @@ class PowerIncumbent:
         return round_bounds(self.program, a)[self.program.burn_in :]
 
     def is_worth_updating(self, path: PowerPath) -> bool:
-        """Return whether the path is near the optimum; before, it proves little."""
+        """Return whether the path is near enough to the optimum.
+
+        Before that its points prove little, and evaluating them on the whole problem
+        takes longer than a step.
+
+        Args:
+            path: at its present point.
+        """
         return path.gap < 2 * self.tolerance
 
     def update(self, path: PowerPath) -> None:
         """Take the path's present point into account.
 
-        The times in a row that this hardly helped are counted.
+        Its weights and prices are a dual point, whose optimal powers are offered as a
+        plan, and so is the path's own power. Updates in a row that hardly narrow the
+        gap are counted.
+
+        Args:
+            path: at the point.
         """
         before = self.value - self.bound
         w = np.zeros(self.program.cap.size)
-        w[self.program.burn_in :] = path.w / path.w.sum()
+        w[self.program.burn_in :] = path.weights / path.weights.sum()
         lam = np.zeros(self.program.budget.size)
-        prices = path.s[path.boxes : path.boxes + path.rows.size]
-        lam[path.rows] = prices / path.p.budget[path.rows]
+        lam[path.devices] = path.device_prices
         # The plan read off the prices is the smoother one: it goes first.
         from_prices = self.prove(w, lam)
-        from_path = np.concatenate([self.least[: self.skipped], path.M[0, 0]])
+        from_path = np.concatenate([self.min_power[: self.skipped], path.power])
         for plan in (from_prices, from_path):
             if self.gap > self.tolerance:
                 self.offer(self.feasible(plan))
@@ -200,7 +256,14 @@ class PowerIncumbent:
         self.stalled_updates = 0 if has_helped else self.stalled_updates + 1
 
     def has_stalled(self, path: PowerPath) -> bool:
-        """Return whether several updates in a row hardly helped."""
+        """Return whether several updates in a row hardly helped.
+
+        This happens where rounding hides further progress, at gaps slightly above the
+        tolerance.
+
+        Args:
+            path: at its present point, which does not matter.
+        """
         return self.stalled_updates > MAX_STALLED_UPDATES
 
 
@@ -214,7 +277,8 @@ def _improve(incumbent: PowerIncumbent, binding: NDArray[np.intp]) -> None:
     program = incumbent.program
     skipped = incumbent.skipped
     is_skipped = np.arange(program.cap.size) < skipped
-    left = program.budget - incumbent.usage(np.where(is_skipped, incumbent.least, 0.0))
+    skipped_power = np.where(is_skipped, incumbent.min_power, 0.0)
+    remaining = program.budget - incumbent.usage(skipped_power)
     tail = replace(
         program,
         active=program.active[skipped:],
@@ -224,7 +288,7 @@ def _improve(incumbent: PowerIncumbent, binding: NDArray[np.intp]) -> None:
         base=program.base[skipped:],
         floor=program.floor[skipped:],
         burn_in=program.burn_in - skipped,
-        budget=np.maximum(left, 1e-12 * program.budget),
+        budget=np.maximum(remaining, 1e-12 * program.budget),
     )
     usage = Usage(tail.active) if skipped else incumbent.usage
     path = PowerPath(tail, usage, binding)
@@ -234,5 +298,5 @@ def _improve(incumbent: PowerIncumbent, binding: NDArray[np.intp]) -> None:
         # suitable prices.
         w = incumbent.worst_weights()
         lam = incumbent.lam
-        for scale in (0.0, *np.logspace(-4, 4, 33)):
+        for scale in PRICE_SCALES:
             incumbent.prove(w, scale * lam)

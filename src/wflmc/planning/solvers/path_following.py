@@ -13,10 +13,18 @@ class InteriorPath(Protocol):
 
     @property
     def gap(self) -> float:
-        """How far the present point would be from the optimum if it were feasible."""
+        """Return how far the present point would be from the optimum if it were feasible.
+
+        The primal-dual gap decides when points are worth a look. It proves nothing,
+        because points of a path need not meet every limit.
+        """
 
     def step(self) -> bool:
-        """Move along the path; False where rounding leaves no way forward."""
+        """Move to the next point of the path.
+
+        Returns:
+            False where rounding leaves no way forward; the path then stays where it is.
+        """
 
 
 FollowedPath = TypeVar("FollowedPath", bound=InteriorPath, contravariant=True)
@@ -27,16 +35,41 @@ class Incumbent(Protocol[FollowedPath]):
 
     @property
     def gap(self) -> float:
-        """The proven gap between both, relative to the value."""
+        """Return the proven gap between both, relative to the value.
+
+        The value is that of a feasible point and the bound holds for all of them, so
+        that this is how much better an optimum could be. It is infinite before the
+        first feasible point.
+        """
 
     def is_worth_updating(self, path: FollowedPath) -> bool:
-        """Return whether the path's present point is near enough to look at."""
+        """Return whether the path's present point is near enough to the optimum.
+
+        Updates cost time and improve nothing far from it. The last point of a path is
+        always looked at.
+
+        Args:
+            path: at the point.
+        """
 
     def update(self, path: FollowedPath) -> None:
-        """Take the path's present point into account."""
+        """Take the path's present point into account.
+
+        A feasible point and a lower bound are derived from it; each is kept if it is
+        the best so far.
+
+        Args:
+            path: at the point.
+        """
 
     def has_stalled(self, path: FollowedPath) -> bool:
-        """Return whether further steps would bring nothing."""
+        """Return whether further steps would improve nothing.
+
+        It ends a search whose tolerance is below what rounding allows.
+
+        Args:
+            path: at its present point.
+        """
 
 
 def follow_path(
@@ -46,6 +79,9 @@ def follow_path(
     steps: int,
 ) -> None:
     """Improve an incumbent along a path until its gap is small or the path has ended.
+
+    The incumbent looks at points that are worth it, and at the last one in any case:
+    where rounding stops the path, after the last step, or where it has stalled.
 
     Args:
         path: to follow from where it is.

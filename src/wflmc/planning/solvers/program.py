@@ -1,4 +1,7 @@
-"""The general power problem as arrays: what a plan costs, what it spends, and the dual that bounds all plans below."""
+"""The general power problem as arrays.
+
+What a plan costs, what it spends, and the dual that bounds all plans from below.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -13,121 +16,209 @@ from wflmc.support.recursion import backward, first_order
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Activity = NDArray[np.bool_] | NDArray[np.float64]
+"""Whether devices transmit, or with which probability, [S, K]."""
 HEADROOM = 1e-12
-"""Plans stop this relative distance short of every budget, so that rounding never overspends."""
-_BLOCK = 1 << 21  # (round, device) pairs turned into floats at a time
+"""Plans stop this relative distance short of every budget.
+
+Rounding then never overspends.
+"""
+MAX_BLOCK_PAIRS = 1 << 21
+"""(round, device) pairs that are turned into floats at a time: 16 MiB."""
+MAX_BLOCK_ROUNDS = 1024
+"""Rounds that are added up at a time, which keeps rounding out of long sums."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One allocation problem over S rounds and K devices; the unknown a[S] is the power alpha^2/N0 of each round.
+    """One allocation problem over S rounds and K devices.
 
-    B[s'] = base[s'] + sum_{s<=s'} (rho[s+1] ... rho[s'])^2 cost[s]/a[s]. Its maximum ("worst") or mean ("average")
-    over the rounds after `burn_in` is minimised subject to floor <= a <= cap and sum_s active[s,k] a[s] <= budget[k].
+    The unknown a[S] is the power α²/N0 of each round. The bound
+    B[s'] = base[s'] + Σ_{s ≤ s'} (ρ[s+1] … ρ[s'])² cost[s]/a[s] has its maximum
+    ("worst") or its mean ("average") over the rounds after `burn_in` minimized, subject
+    to floor ≤ a ≤ cap and Σ_s active[s, k] a[s] ≤ budget[k].
     """
 
-    active: NDArray[
-        Any
-    ]  # [S, K], at least one device in every round; or its probability, for forecasts
-    budget: Array  # [K] > 0, may be inf
-    cap: Array  # [S] > 0
-    cost: Array  # [S] > 0
-    rho: Array  # [S] in (0, 1)
-    base: Array  # [S]
-    floor: Array  # [S], 0 <= floor <= cap
-    burn_in: int  # 0 <= burn_in < S
+    active: Activity
+    """[S, K], with at least one active device in every round; in forecasts the
+    probability that a device is active."""
+    budget: Array
+    """[K], above 0; may be infinite."""
+    cap: Array
+    """[S], above 0."""
+    cost: Array
+    """[S], above 0."""
+    rho: Array
+    """ρ[S], between 0 and 1."""
+    base: Array
+    """[S]."""
+    floor: Array
+    """[S], from 0 to the cap."""
+    burn_in: int
+    """S_b, from 0 to S − 1."""
     objective: str = "worst"
+    """worst or average."""
 
     @property
     def decay(self) -> Array:
-        """rho^2: the share of the bound of the round before that is left in each round's, [S]."""
+        """Return ρ²[S], what is left of the bound of the round before in each round's.
+
+        The first entry plays no part, because `base` contains the start.
+        """
         return self.rho * self.rho
 
 
-def round_bounds(p: Program, a: Array) -> Array:
-    """B[s'] for every round, shape [S]."""
-    return p.base + first_order(p.cost / a, p.decay)
+def round_bounds(program: Program, a: Array) -> Array:
+    """Return the bound B of every round.
 
+    B[s'] = base[s'] + Σ_{s ≤ s'} (ρ[s+1] … ρ[s'])² cost[s]/a[s], which is Proposition 1
+    for powers below the Langevin cap. It is computed by its recursion, which takes time
+    linear in S.
 
-def dual(p: Program, w: Array, lam: Array) -> tuple[float, Array]:
-    """The Lagrangian dual at weights w[S] >= 0 of sum 1 and prices lam[K] >= 0, and the powers that attain it.
+    Args:
+        program: the problem.
+        a: power of every round, above 0, [S].
 
-    No feasible plan has a smaller objective than the dual value; at the optimum the powers are the optimal plan.
+    Returns:
+        B[1..S], those of burn-in included.
     """
-    price = price_of_rounds(p.active, lam)
-    weight = p.cost * backward(w, p.decay)
-    # The minimiser of weight/a + price*a; without a weight it is the floor, without a price the cap.
+    return program.base + first_order(program.cost / a, program.decay)
+
+
+def dual(program: Program, w: Array, lam: Array) -> tuple[float, Array]:
+    """Return the Lagrangian dual, and the powers that attain it.
+
+    g(w, λ) = Σ w base − Σ_k λ_k B_k + Σ_s min_{floor ≤ a ≤ cap} (cost W/a + Λ a), with
+    W = L'w and Λ[s] = Σ_k active[s, k] λ_k; each minimum is √(cost W/Λ), clipped. No
+    feasible plan has a smaller objective than the dual value; at the optimum the powers
+    are the optimal plan.
+
+    Args:
+        program: the problem.
+        w: weights of the rounds' bounds, at least 0 and of sum 1, zero up to burn-in,
+            [S].
+        lam: prices of the budgets, at least 0, [K]; 0 for infinite budgets.
+
+    Returns:
+        The value, and a[S] between floor and cap.
+    """
+    price = price_of_rounds(program.active, lam)
+    weight = program.cost * backward(w, program.decay)
+    # Without a weight the minimizer is the floor, without a price the cap.
+    ratio = np.full_like(weight, np.inf)
     with np.errstate(over="ignore"):
-        a = np.sqrt(
-            np.divide(weight, price, out=np.full_like(weight, np.inf), where=price > 0)
-        )
-    a = np.where(weight > 0, np.clip(a, p.floor, p.cap), p.floor)
-    paid = np.divide(weight, a, out=np.zeros_like(a), where=(weight > 0) & (a > 0))
-    priced = lam > 0  # an infinite budget must have no price
-    return float(
-        w @ p.base + (np.sum(paid + price * a) - lam[priced] @ p.budget[priced])
-    ), a
+        np.divide(weight, price, out=ratio, where=price > 0)
+    has_weight = weight > 0
+    clipped = np.clip(np.sqrt(ratio), program.floor, program.cap)
+    a = np.where(has_weight, clipped, program.floor)
+    noise = np.zeros_like(a)
+    np.divide(weight, a, out=noise, where=has_weight & (a > 0))
+    has_price = lam > 0  # an infinite budget must have no price
+    payments = lam[has_price] @ program.budget[has_price]
+    value = w @ program.base + (np.sum(noise + price * a) - payments)
+    return float(value), a
 
 
-def _blocks(active: Bools) -> Iterator[slice]:
-    """Slices of rounds, small enough to turn into floats and to keep rounding out of long sums."""
-    size = min(1024, max(1, _BLOCK // max(1, active.shape[1])))
-    return (slice(i, i + size) for i in range(0, active.shape[0], size))
+def _blocks(active: Activity) -> Iterator[slice]:
+    """Return slices of rounds.
+
+    They are small enough to turn into floats and to keep rounding out of long sums.
+    """
+    rounds, devices = active.shape
+    by_memory = max(1, MAX_BLOCK_PAIRS // max(1, devices))
+    size = min(MAX_BLOCK_ROUNDS, by_memory)
+    return (slice(first, first + size) for first in range(0, rounds, size))
 
 
-def price_of_rounds(active: Bools, lam: Array) -> Array:
-    """sum_k active[s,k] lam[k], shape [S]."""
-    used = np.flatnonzero(
-        lam
-    )  # mostly few: only their columns need turning into floats
-    return np.concatenate([active[i][:, used] @ lam[used] for i in _blocks(active)])
+def price_of_rounds(active: Activity, lam: Array) -> Array:
+    """Return the price of power in every round, Λ[s] = Σ_k active[s, k] λ_k.
+
+    Only devices with a price take part, which are usually a small part of all.
+
+    Args:
+        active: who transmits, [S, K].
+        lam: prices of the devices' budgets, [K].
+
+    Returns:
+        Λ[S].
+    """
+    priced = np.flatnonzero(lam)  # only their columns need turning into floats
+    parts = [active[block][:, priced] @ lam[priced] for block in _blocks(active)]
+    return np.concatenate(parts)
 
 
-def tightest(active: Bools, value: Array) -> Array:
-    """The smallest value[k] among the devices active in each round, shape [S]."""
-    return np.concatenate(
-        [np.where(active[i], value, np.inf).min(1) for i in _blocks(active)]
-    )
+def smallest_of_senders(active: Activity, value: Array) -> Array:
+    """Return the smallest value among the devices that are active in each round.
+
+    It is what limits a round in which all active devices have the same power, such as
+    the budget of the tightest of them.
+
+    Args:
+        active: who transmits, at least one device in every round, [S, K].
+        value: of every device, [K].
+
+    Returns:
+        The minimum of every round, [S].
+    """
+    parts = [np.where(active[block], value, np.inf).min(1) for block in _blocks(active)]
+    return np.concatenate(parts)
 
 
 class Usage:
-    """What each device spends on a plan, without holding a float copy of a large activity matrix."""
+    """What each device spends on a plan.
 
-    def __init__(self, active: Bools) -> None:
-        self.active: NDArray[Any] = (
-            active.astype(np.float64) if active.size <= _BLOCK else active
-        )
+    No float copy of a large matrix of activity is held.
+
+    Args:
+        active: who transmits, [S, K].
+    """
+
+    def __init__(self, active: Activity) -> None:
+        is_small = active.size <= MAX_BLOCK_PAIRS
+        self.active: Activity = active.astype(np.float64) if is_small else active
         self.blocks = list(_blocks(active))
 
     def __call__(self, a: Array) -> Array:
-        """sum_s active[s,k] a[s], shape [K]."""
-        parts = [
-            a[i] @ self.active[i].astype(np.float64, copy=False) for i in self.blocks
-        ]
+        """Return Σ_s active[s, k] a[s], [K], of power a[S]."""
+        parts = []
+        for block in self.blocks:
+            active = self.active[block].astype(np.float64, copy=False)
+            parts.append(a[block] @ active)
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
 
 
 def solve_by_cvxpy(program: Program) -> Array:
-    """a[S] by a generic convex solver (cvxpy with Clarabel): slower than ours, and independent of it.
+    """Solve the problem by a generic convex solver, cvxpy with Clarabel.
 
-    It is optimal to the solver's tolerance; budgets and caps are met to that tolerance too.
+    It is slower than ours and independent of it: an optimum to the solver's tolerance,
+    to which budgets and caps are met too. There is no certificate.
+
+    Args:
+        program: the problem.
+
+    Returns:
+        a[S].
+
+    Raises:
+        InputError: cvxpy is not installed, or Clarabel finds no solution.
     """
     try:
         cp: Any = importlib.import_module("cvxpy")
     except ImportError:
-        raise InputError(
-            "solver",
-            "cvxpy",
-            "'own' unless cvxpy is installed: pip install 'wflmc[convex]'",
-        ) from None
+        expected = "'own' unless cvxpy is installed: pip install 'wflmc[convex]'"
+        raise InputError("solver", "cvxpy", expected) from None
     rounds = program.cap.size
-    # Units in which a and the noise are near 1: without them Clarabel is off by per cents, on either side.
-    share = np.median(program.budget) / max(1, program.active.sum(0).max())
-    unit = float(np.median(np.minimum(program.cap, share)))
-    scale = (
-        float(np.median(program.cost)) / unit / (1 - float(np.median(program.decay)))
-    )
-    a, noise, total = cp.Variable(rounds), cp.Variable(rounds), cp.Variable(rounds)
+    # Units in which a and the noise are near 1: without them Clarabel is off by per
+    # cents, on either side.
+    largest_count = max(1, program.active.sum(0).max())
+    equal_part = np.median(program.budget) / largest_count
+    unit = float(np.median(np.minimum(program.cap, equal_part)))
+    forgotten = 1 - float(np.median(program.decay))
+    scale = float(np.median(program.cost)) / unit / forgotten
+
+    a = cp.Variable(rounds)
+    noise = cp.Variable(rounds)
+    total = cp.Variable(rounds)
     budget = np.minimum(program.budget, 2 * program.cap.sum()) / unit
     limits = [
         a <= program.cap / unit,
@@ -137,18 +228,14 @@ def solve_by_cvxpy(program: Program) -> Array:
         program.active.T.astype(float) @ a <= budget,
     ]
     if rounds > 1:
-        limits.append(
-            total[1:] == cp.multiply(program.decay[1:], total[:-1]) + noise[1:]
-        )
-    kept = (total + program.base / scale)[program.burn_in :]
-    goal = (
-        cp.max(kept)
-        if program.objective == "worst"
-        else cp.sum(kept) / (rounds - program.burn_in)
-    )
+        remembered = cp.multiply(program.decay[1:], total[:-1])
+        limits.append(total[1:] == remembered + noise[1:])
+    kept_bounds = (total + program.base / scale)[program.burn_in :]
+    goal = cp.max(kept_bounds)
+    if program.objective == "average":
+        goal = cp.sum(kept_bounds) / (rounds - program.burn_in)
     cp.Problem(cp.Minimize(goal), limits).solve(solver=cp.CLARABEL)
     if a.value is None:
-        raise InputError(
-            "solver", "cvxpy", "'own' for this problem: Clarabel found no solution"
-        )
+        expected = "'own' for this problem: Clarabel found no solution"
+        raise InputError("solver", "cvxpy", expected)
     return np.asarray(a.value) * unit
