@@ -14,9 +14,9 @@ from wflmc import sample
 from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
-    MOVING,
-    OTHER,
-    PLAIN,
+    KINETIC,
+    OVERDAMPED,
+    PUBLIC_DATA_SET,
     LeagueSettings,
     descent_plan,
     league_features,
@@ -66,7 +66,7 @@ def choose(
         link_of(0),
     )
     rows, labels, found = features.X[held], features.y[held], []
-    for kind in (PLAIN,) if descent else (PLAIN, MOVING):
+    for kind in (OVERDAMPED,) if descent else (OVERDAMPED, KINETIC):
         some = [candidate for candidate in CANDIDATES if candidate.dynamics == kind]
         make = descent_plan if descent else partial(league_plan, adjacency="add-remove")
         plans = [make(posterior, each, epsilon, link=link) for each in some]
@@ -99,7 +99,7 @@ def held_out_split(
 
 def main() -> None:
     """Print what is chosen, its NLL on held-out images, and whether the study has it."""
-    for private, public in OTHER.items():
+    for private, public in PUBLIC_DATA_SET.items():
         features = public_features(public)
         for epsilon in EPSILONS:
             show("other", private, epsilon, choose(features, epsilon))

@@ -18,7 +18,7 @@ from jax_privacy import accounting
 from jax_privacy.batch_selection import CyclicPoissonSampling, pad_to_multiple_of
 
 from benchmarks.league import held_out_split
-from wflmc.apps.studies.league import DELTA, OTHER, league_features
+from wflmc.apps.studies.league import DELTA, PUBLIC_DATA_SET, league_features
 from wflmc.data.sets import Features
 from wflmc.evaluation.scores import SMALLEST_PROBABILITY, calibration
 
@@ -150,7 +150,7 @@ def compare(name: str, epsilon: float, features: Features) -> dict[str, Any]:
 
 def main(names: list[str]) -> None:
     """Print a line for each data set and ε."""
-    for name in names or list(OTHER):
+    for name in names or list(PUBLIC_DATA_SET):
         features = league_features(name)
         for epsilon in (1.0, 3.0):
             print(compare(name, epsilon, features), flush=True)

@@ -11,7 +11,7 @@ from wflmc.apps.studies import league
 from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
-    OTHER,
+    PUBLIC_DATA_SET,
     League,
     LeagueSettings,
     league_study,
@@ -36,10 +36,10 @@ def small(monkeypatch):
     monkeypatch.setattr(league, "league_features", lambda name: features)
     for name, value in {
         "ROUNDS": 12,
-        "KEPT": 6,
-        "LONG": {"mnist": (20.0, 6)},
-        "LONG_BURN_IN": 6,
-        "CHAINS": 2,
+        "KEPT_ROUNDS": 6,
+        "UNCLIPPED_RUNS": {"mnist": (20.0, 6)},
+        "UNCLIPPED_BURN_IN": 6,
+        "UNCLIPPED_CHAINS": 2,
     }.items():
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(choosing, "HELD_OUT", 60)
@@ -49,7 +49,7 @@ def small(monkeypatch):
 def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     grid = (1.0, 10.0) if FULL else (10.0,)
     monkeypatch.setattr(league, "EPSILONS", grid)
-    monkeypatch.setattr(league, "OTHER", {"mnist": "fashion-mnist"})
+    monkeypatch.setattr(league, "PUBLIC_DATA_SET", {"mnist": "fashion-mnist"})
     study = league_study(League(2, posterior=True))
     tables = run_study(
         study._replace(identity={}), None, lambda done: None, pytest.fail
@@ -89,10 +89,10 @@ def test_settings_are_there_for_every_row_and_among_the_candidates():
     wanted = {
         (where, name, e)
         for where in ("other", "descent")
-        for name in OTHER
+        for name in PUBLIC_DATA_SET
         for e in EPSILONS
     }
-    wanted |= {("training", name, e) for name in OTHER for e in (1.0, 3.0)}
+    wanted |= {("training", name, e) for name in PUBLIC_DATA_SET for e in (1.0, 3.0)}
     assert set(CHOSEN) == wanted
     assert set(CHOSEN.values()) <= set(choosing.CANDIDATES)
 

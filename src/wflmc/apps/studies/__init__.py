@@ -1,1 +1,2 @@
-"""Grids of points, the engines that compute them and their cache; the paper's figures, and studies past the paper."""
+"""Grids of points, the engines that compute them and their cache; the paper's figures,
+and studies past the paper."""

@@ -1,4 +1,7 @@
-"""Studies past the paper, in the settings of its figures 6 and 8: its schemes and ours, step by step."""
+"""Studies past the paper, in the settings of its figures 6 and 8.
+
+They go from its schemes to ours, step by step.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,17 +22,37 @@ from wflmc.evaluation import estimate_w2_sq, exact_ess, exact_w2_sq
 from wflmc.posterior import GaussianPosterior
 
 EXAMPLE_CLIP = 9.0
-"""Clipping threshold of an example's gradient, beside figure 6's ℓ = 30 for a device."""
+"""Clipping threshold of an example's gradient, beside figure 6's ℓ = 30 for a
+device."""
 RECORD_SNR = 30.0
+"""SNR of the study of records, in dB."""
+RECORD_EPSILONS = tuple(float(epsilon) for epsilon in range(1, 21))
+"""ε of the study of records."""
+SMALL_STEP_FACTOR = 0.3
+"""η (μ + L) of our schemes, where the paper's have 0.4."""
+ABLATION_SNR = 20.0
+"""SNR of the ablation, in dB."""
 
 
-def _promises(setting: MultiSample, epsilon: float) -> tuple[Privacy, Privacy, Privacy]:
-    """Return (ε, δ) for a device by the paper's and by the exact accountant, and for one example."""
-    given = epsilon, setting.delta, setting.clip
-    return (
-        Privacy(*given, "paper"),
-        Privacy(*given),
-        Privacy(*given, unit="record", example_clip=EXAMPLE_CLIP),
+class Promises(NamedTuple):
+    """The same (ε, δ), accounted in three ways."""
+
+    paper: Privacy
+    """For a device, by the paper's accountant."""
+    exact: Privacy
+    """For a device, by the exact accountant."""
+    record: Privacy
+    """For one example, by the exact accountant."""
+
+
+def _promises(setting: MultiSample, epsilon: float) -> Promises:
+    """Return the promises of a setting at an ε."""
+    delta = setting.delta
+    clip = setting.clip
+    return Promises(
+        paper=Privacy(epsilon, delta, clip, "paper"),
+        exact=Privacy(epsilon, delta, clip),
+        record=Privacy(epsilon, delta, clip, unit="record", example_clip=EXAMPLE_CLIP),
     )
 
 
@@ -46,107 +69,132 @@ class Scheme(NamedTuple):
 
 def _plans(setting: MultiSample, snr_db: float, scheme: Scheme) -> list[Plan]:
     """Return one plan of a scheme for each channel."""
-    paper = setting.request(snr_db, setting.rounds // 2)
+    paper_request = setting.request(snr_db, setting.rounds // 2)
+    step_size = scheme.step_size
+    if step_size is None:
+        step_size = setting.step_size
     request = replace(
-        paper,
+        paper_request,
         privacy=scheme.privacy,
         policy=scheme.policy,
-        step_size=paper.step_size if scheme.step_size is None else scheme.step_size,
+        step_size=step_size,
     )
-    return plans_of(scheme.power, setting.posterior, setting.links(snr_db), request)
+    links = setting.links(snr_db)
+    return plans_of(scheme.power, setting.posterior, links, request)
 
 
 def _worst(posterior: GaussianPosterior, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """Return the exact W2² of each plan, worst after burn-in."""
-    return np.array(
-        [exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans]
-    )
+    worst = [exact_w2_sq(posterior, plan)[plan.burn_in :].max() for plan in plans]
+    return np.array(worst)
 
 
 def schemes_of(setting: MultiSample) -> dict[str, Scheme]:
-    """Return the schemes by name; those with a + add to the one before. The exact law is an oracle."""
-    paper, exact, record = _promises(setting, setting.epsilon)
-    step_size = 0.3 / (setting.posterior.mu + setting.posterior.L)
+    """Return the schemes of the Gaussian study, by name.
+
+    Those with a + in front add to the one before. The exact law as an objective is an
+    oracle: it knows the posterior. The last scheme has neither noise nor clipping.
+
+    Args:
+        setting: the paper's, with its posterior.
+    """
+    promises = _promises(setting, setting.epsilon)
+    posterior = setting.posterior
+    small_step = SMALL_STEP_FACTOR / (posterior.mu + posterior.L)
     by_paper = Policy(bound="paper")
     by_law = Policy(objective="exact")
     limited = Policy(objective="exact", max_round_noise=1.0)
     nothing = Privacy(None, None, setting.clip)
     return {
-        "equal (the paper's)": Scheme(paper, power="equal", policy=by_paper),
-        "optimized (the paper's)": Scheme(paper, policy=by_paper),
-        "+ corrected bound": Scheme(paper),
-        "+ exact accountant": Scheme(exact),
-        "+ exact law as objective": Scheme(exact, policy=by_law),
+        "equal (the paper's)": Scheme(promises.paper, power="equal", policy=by_paper),
+        "optimized (the paper's)": Scheme(promises.paper, policy=by_paper),
+        "+ corrected bound": Scheme(promises.paper),
+        "+ exact accountant": Scheme(promises.exact),
+        "+ exact law as objective": Scheme(promises.exact, policy=by_law),
         "+ step 0.3/(mu+L), noise limit 1": Scheme(
-            exact, policy=limited, step_size=step_size
+            promises.exact, policy=limited, step_size=small_step
         ),
         "+ one example hidden, not a device": Scheme(
-            record, policy=limited, step_size=step_size
+            promises.record, policy=limited, step_size=small_step
         ),
         "noiseless, unclipped": Scheme(nothing, power="noiseless"),
     }
 
 
 def beyond_gaussian(setting: MultiSample, chains: int = 2000) -> Study:
-    """Return W2², worst after burn-in: by the exact law, mean over channels, and from clipped chains on the first.
+    """Return the study of schemes on the Gaussian posterior, against SNR.
 
-    Beside it the exact effective sample size of one chain.
+    Args:
+        setting: figure 6's; its experiments are channels.
+        chains: of the estimate on the first channel, which are clipped as they are in a
+            run.
+
+    Returns:
+        A study with three tables. `beyond_w2` has W2² by the exact law, worst after
+        burn-in, mean over channels; `beyond_chains` has the same estimated from chains
+        on the first channel; `beyond_ess` has the exact effective sample size of one
+        chain.
     """
-    posterior, schemes = setting.posterior, schemes_of(setting)
+    posterior = setting.posterior
+    schemes = schemes_of(setting)
 
     def measure(point: Point, progress: Progress) -> Tables:
-        x = float(point.x or 0)
+        snr_db = float(point.x or 0)
         tables: Tables = {"beyond_w2": [], "beyond_ess": [], "beyond_chains": []}
         for index, (name, scheme) in enumerate(schemes.items()):
-            plans = _plans(setting, x, scheme)
+            plans = _plans(setting, snr_db, scheme)
             ess = np.array([exact_ess(posterior, plan).min() for plan in plans])
             trace = sample(jax.random.key(0), posterior, plans[0], chains)
             distance = estimate_w2_sq(trace.theta, posterior.exact)
-            tables["beyond_w2"].append(
-                mean_row("beyond", name, x, _worst(posterior, plans))
-            )
-            tables["beyond_ess"].append(mean_row("beyond", name, x, ess))
-            tables["beyond_chains"].append(
-                Row("beyond", name, x, distance.worst, distance.worst_se)
-            )
+            worst = _worst(posterior, plans)
+            chains_row = Row("beyond", name, snr_db, distance.worst, distance.worst_se)
+            tables["beyond_w2"].append(mean_row("beyond", name, snr_db, worst))
+            tables["beyond_ess"].append(mean_row("beyond", name, snr_db, ess))
+            tables["beyond_chains"].append(chains_row)
             progress((index + 1) / len(schemes))
         return tables
 
-    points = tuple(Point(x, tuple(schemes)) for x in SNR_GRID)
+    points = tuple(Point(snr_db, tuple(schemes)) for snr_db in SNR_GRID)
     identity = {**identity_of(setting, "posterior"), "chains": chains}
     return Study("beyond_gaussian", points, tuple(schemes), identity, measure)
 
 
 def record_study(setting: MultiSample) -> Study:
-    """Return what clipping examples one by one buys: the same (ε, δ) for one example replaced, not for a device.
+    """Return the study of what clipping examples one by one buys, against ε.
 
-    `record` is the exact W2², worst after burn-in, mean over channels; `record_budget` the Σ 2(αℓ)²/N0 that may be
-    spent.
+    The same (ε, δ) is promised for one example replaced and not for a device, at 30 dB.
+
+    Args:
+        setting: figure 6's; its experiments are channels.
+
+    Returns:
+        A study with two tables. `record` has the exact W2², worst after burn-in, mean
+        over channels; `record_budget` has the Σ 2(αℓ)²/N0 that may be spent.
     """
-    names, devices = (
-        ("device, paper", "device, exact", "record, exact"),
-        setting.posterior.devices,
-    )
+    names = ("device, paper", "device, exact", "record, exact")
+    posterior = setting.posterior
 
     def measure(point: Point, progress: Progress) -> Tables:
         epsilon = float(point.x or 0)
         tables: Tables = {"record": [], "record_budget": []}
         for name, privacy in zip(names, _promises(setting, epsilon), strict=True):
-            worst = _worst(
-                setting.posterior, _plans(setting, RECORD_SNR, Scheme(privacy))
-            )
+            plans = _plans(setting, RECORD_SNR, Scheme(privacy))
+            worst = _worst(posterior, plans)
+            budget = float(_device_budget(setting, privacy))
             tables["record"].append(mean_row("record", name, epsilon, worst))
-            budget = (
-                privacy.budget(devices)[0]
-                * (setting.clip / privacy.sensitivity(devices)[0]) ** 2
-            )
-            tables["record_budget"].append(
-                Row("record_budget", name, epsilon, float(budget))
-            )
+            tables["record_budget"].append(Row("record_budget", name, epsilon, budget))
         return tables
 
-    points = tuple(Point(float(epsilon), names) for epsilon in range(1, 21))
+    points = tuple(Point(epsilon, names) for epsilon in RECORD_EPSILONS)
     return Study("record", points, names, identity_of(setting, "posterior"), measure)
+
+
+def _device_budget(setting: MultiSample, privacy: Privacy) -> float:
+    """Return the Σ 2(αℓ)²/N0 that a promise lets a device spend."""
+    devices = setting.posterior.devices
+    budget = privacy.budget(devices)[0]
+    sensitivity = privacy.sensitivity(devices)[0]
+    return budget * (setting.clip / sensitivity) ** 2
 
 
 IMAGE_PROMISE: Recipe = {
@@ -155,6 +203,7 @@ IMAGE_PROMISE: Recipe = {
     "example_clip": 3.0,
     "accountant": "exact",
 }
+"""A promise for an image, as strong as it is useful."""
 SAMPLER: Recipe = {
     "bound": "corrected",
     "step_factor": 0.6,
@@ -162,9 +211,11 @@ SAMPLER: Recipe = {
     "intercept": True,
     "whiten": "public",
 }
+"""How chains move, and in which coordinates."""
 OURS: Recipe = {**IMAGE_PROMISE, **SAMPLER}
 """What differs from the paper's setting of figure 8."""
 PAID: Recipe = {**OURS, "clip": 60.0, "whiten": "private"}
+"""Ours, with whitened coordinates that are paid for."""
 LONG: Recipe = {
     **OURS,
     "clip": 60.0,
@@ -173,6 +224,7 @@ LONG: Recipe = {
     "burn_in": 200,
     "samples": 400,
 }
+"""Ours, with the rounds that a strong promise needs."""
 RECIPES: dict[str, Recipe] = {
     "the paper's optimum, a device (50, 0.1)": {},
     "ours, an image (1.25, 0.1)": OURS,
@@ -180,7 +232,9 @@ RECIPES: dict[str, Recipe] = {
     "ours, an image (5, 1e-5)": {**OURS, "epsilon": 5.0, "delta": 1e-5},
     "ours, an image (1, 1e-5)": {**LONG, "epsilon": 1.0, "delta": 1e-5},
 }
+"""Curves of `beyond_mnist`, by name."""
 PAPER_RECORD: Recipe = {"epsilon": 1.25, "example_clip": 10.0, "accountant": "exact"}
+"""The paper's recipe with a promise for an image."""
 ABLATION: dict[str, Recipe] = {
     "ours": OURS,
     "without whitening": {**OURS, "whiten": "none"},
@@ -195,22 +249,42 @@ ABLATION: dict[str, Recipe] = {
     "the paper's recipe, a device hidden at (1.25, 0.1)": {"epsilon": 1.25},
     "the paper's recipe, a device hidden at (50, 0.1)": {},
 }
+"""Bars of `beyond_ablation`, by name."""
 
 
 def beyond_mnist(setting: Mnist) -> Study:
-    """Return test scores against SNR: the paper's optimum and ours."""
+    """Return test scores on MNIST against SNR: the paper's optimum and ours.
+
+    Beside the scores there is ε, which is below the promised one where noise would have
+    to be weaker to spend it all. All experiments are computed, whatever their error.
+
+    Args:
+        setting: figure 8's.
+    """
     return recipes_study(
-        "beyond", replace(setting, stop_se=None), RECIPES, "snr_db", SNR_GRID, "epsilon"
+        "beyond",
+        replace(setting, stop_se=None),
+        RECIPES,
+        varies="snr_db",
+        grid=SNR_GRID,
+        score="epsilon",
     )
 
 
 def beyond_ablation(setting: Mnist) -> Study:
-    """Return test scores at 20 dB without one ingredient after the other."""
+    """Return test scores on MNIST at 20 dB without one ingredient after the other.
+
+    Beside the scores there is ε. All experiments are computed, whatever their error, as
+    differences between the rows are small.
+
+    Args:
+        setting: figure 8's.
+    """
     return recipes_study(
         "beyond_ablation",
         replace(setting, stop_se=None),
         ABLATION,
-        "snr_db",
-        (20.0,),
-        "epsilon",
+        varies="snr_db",
+        grid=(ABLATION_SNR,),
+        score="epsilon",
     )

@@ -1,13 +1,14 @@
-"""Private accuracy on images over the air, beside the best published: `wflmc reproduce league`.
+"""Private accuracy on images over the air, beside the best published results.
 
-All 60,000 training images on 30 devices, as public features: scattering coefficients, whitened by the moments of the
-other data set. Every training image is protected as a record. Settings are chosen where ε does not have to cover the
-choice, on the other data set, or, as in the literature, on 5,000 of the training images, which ε does not cover.
+`wflmc reproduce league` computes it: all 60,000 training images on 30 devices, as
+public features, that is, scattering coefficients whitened by the moments of the other
+data set. Every training image is protected as a record. Settings are chosen where ε
+does not have to cover the choice: on the other data set, or, as in the literature, on
+5,000 of the training images, which ε does not cover.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,20 +27,40 @@ from wflmc.planning.solvers.closed_form import LMC, REGIMES
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
 from wflmc.sampling import Execution
 
-DEVICES, PRIOR_STD, CLIP, DELTA, SNR, POWER = 30, 10.0, 400.0, 1e-5, 20.0, 0.01
-"""K, the prior's scale, ℓ, δ, and the link: SNR in dB and the mean power of its Rayleigh fading."""
-ROUNDS, KEPT = 200, 66
+DEVICES = 30
+"""K."""
+CLASSES = 10
+PRIOR_STD = 10.0
+CLIP = 400.0
+"""ℓ of a device."""
+DELTA = 1e-5
+"""δ, below one over the number of images."""
+SNR_DB = 20.0
+FADING_POWER = 0.01
+"""Mean power of the Rayleigh fading."""
+ROUNDS = 200
+"""S."""
+KEPT_ROUNDS = 66
+"""The last third of the rounds, whose draws are kept; descent averages its iterates
+over as many."""
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
-OTHER = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
-"""The data set that is public when one is private."""
+EPSILONS_WITH_ALL_ROWS = (1.0, 3.0)
+"""ε at which all rows are computed; elsewhere there are ours and the rival alone."""
+PUBLIC_DATA_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+"""The data set that is public, by the one that is private."""
+OVERDAMPED = "overdamped"
+KINETIC = "kinetic"
 FRICTION_STEP = 0.105
 """γ_f h of kinetic dynamics: the velocity keeps 0.9 of itself from round to round."""
-LONG = {"mnist": (300.0, 40_000), "fashion-mnist": (150.0, 50_000)}
-"""h² N of unclipped chains, and how many of their rounds are kept, for R-hat of logits below 1.05."""
-LONG_BURN_IN, LONG_FRICTION = 4000, 0.2
-"""Directions that the data say nothing about have the prior's curvature of 0.01; there this friction is critical."""
-CHAINS = 4
-"""Unclipped chains."""
+UNCLIPPED_RUNS = {"mnist": (300.0, 40_000), "fashion-mnist": (150.0, 50_000)}
+"""h² N of unclipped chains, and how many of their rounds are kept, for R-hat of logits
+below 1.05."""
+UNCLIPPED_BURN_IN = 4000
+"""Rounds of unclipped chains before the first that is kept."""
+UNCLIPPED_FRICTION = 0.2
+"""Friction of unclipped chains. Directions that the data do not determine have the
+prior's curvature of 0.01, for which this is critical."""
+UNCLIPPED_CHAINS = 4
 SCORES = ("accuracy", "ece", "nll")
 
 
@@ -48,38 +69,88 @@ class LeagueSettings(NamedTuple):
 
     dynamics: str
     step: float
-    """Of a round, over the number of examples: η N; or h² N of kinetic dynamics."""
+    """Of a round, times the number of examples: η N; or h² N of kinetic dynamics."""
     example_clip: float
 
     def sampler(self, examples: int) -> tuple[float, Sampler]:
-        """Return the step size for so many examples, and the dynamics."""
-        if self.dynamics == "overdamped":
-            return self.step / examples, Sampler(init="zero")
-        h = (self.step / examples) ** 0.5
-        return h, Sampler(init="zero", dynamics="kinetic", friction=FRICTION_STEP / h)
+        """Return the step size for a number of examples, and the dynamics.
+
+        The curvature of the posterior grows with the number of examples N, so that η is
+        `step`/N, and h is its root. All chains start at zero, which costs no privacy.
+
+        Args:
+            examples: N, of all devices together.
+
+        Returns:
+            η of overdamped dynamics or h of kinetic ones, and the sampler.
+        """
+        squared_step = self.step / examples
+        if self.dynamics == OVERDAMPED:
+            return squared_step, Sampler(init="zero")
+        h = squared_step**0.5
+        friction = FRICTION_STEP / h
+        return h, Sampler(init="zero", dynamics=KINETIC, friction=friction)
 
 
-PLAIN, MOVING, FASHION = "overdamped", "kinetic", "fashion-mnist"
-_TABLE: dict[tuple[str, str], dict[float, tuple[str, float, float]]] = {
-    ("other", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (MOVING, 15, 0.5), 3: (PLAIN, 350, 0.8), 10: (MOVING, 60, 1.2)},
-    ("other", FASHION): {0.3: (MOVING, 30, 0.15), 1: (MOVING, 30, 0.4), 3: (MOVING, 60, 0.65), 10: (MOVING, 60, 1.2)},
-    ("training", "mnist"): {1: (PLAIN, 500, 0.3), 3: (PLAIN, 700, 0.65)},
-    ("training", FASHION): {1: (MOVING, 15, 0.8), 3: (MOVING, 30, 1.2)},
-    ("descent", "mnist"): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 200, 0.4), 3: (PLAIN, 350, 0.65), 10: (PLAIN, 500, 1.2)},
-    ("descent", FASHION): {0.3: (PLAIN, 200, 0.15), 1: (PLAIN, 500, 0.15), 3: (PLAIN, 500, 0.5), 10: (PLAIN, 700, 0.8)},
-}  # fmt: skip
 CHOSEN = {
-    (*key, epsilon): LeagueSettings(*row)
-    for key, rows in _TABLE.items()
-    for epsilon, row in rows.items()
+    ("other", "mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
+    ("other", "mnist", 1.0): LeagueSettings(KINETIC, 15, 0.5),
+    ("other", "mnist", 3.0): LeagueSettings(OVERDAMPED, 350, 0.8),
+    ("other", "mnist", 10.0): LeagueSettings(KINETIC, 60, 1.2),
+    ("other", "fashion-mnist", 0.3): LeagueSettings(KINETIC, 30, 0.15),
+    ("other", "fashion-mnist", 1.0): LeagueSettings(KINETIC, 30, 0.4),
+    ("other", "fashion-mnist", 3.0): LeagueSettings(KINETIC, 60, 0.65),
+    ("other", "fashion-mnist", 10.0): LeagueSettings(KINETIC, 60, 1.2),
+    ("training", "mnist", 1.0): LeagueSettings(OVERDAMPED, 500, 0.3),
+    ("training", "mnist", 3.0): LeagueSettings(OVERDAMPED, 700, 0.65),
+    ("training", "fashion-mnist", 1.0): LeagueSettings(KINETIC, 15, 0.8),
+    ("training", "fashion-mnist", 3.0): LeagueSettings(KINETIC, 30, 1.2),
+    ("descent", "mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
+    ("descent", "mnist", 1.0): LeagueSettings(OVERDAMPED, 200, 0.4),
+    ("descent", "mnist", 3.0): LeagueSettings(OVERDAMPED, 350, 0.65),
+    ("descent", "mnist", 10.0): LeagueSettings(OVERDAMPED, 500, 1.2),
+    ("descent", "fashion-mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
+    ("descent", "fashion-mnist", 1.0): LeagueSettings(OVERDAMPED, 500, 0.15),
+    ("descent", "fashion-mnist", 3.0): LeagueSettings(OVERDAMPED, 500, 0.5),
+    ("descent", "fashion-mnist", 10.0): LeagueSettings(OVERDAMPED, 700, 0.8),
 }
-"""By where they were chosen and for which private data set: on the `other` data set, on `training` images, and those of
-`descent`, the rival, on the other data set; and by ε. `python -m benchmarks.league` chooses."""
+"""Settings by where they were chosen, the private data set and ε.
+
+They were chosen on the `other` data set or on `training` images; those of `descent`,
+the rival, on the other data set. `python -m benchmarks.league` chooses."""
+
+
+class LeagueRow(NamedTuple):
+    """A row of a data set."""
+
+    chosen_on: str
+    """Where its settings were chosen, as in `CHOSEN`."""
+    adjacency: str
+
+
+WITHOUT_PROMISE = "ours without a promise"
+CHOSEN_ON_TRAINING = "ours, chosen on training images"
+ROWS = {
+    "ours": LeagueRow("other", "add-remove"),
+    "descent": LeagueRow("descent", "add-remove"),
+    "ours (replace)": LeagueRow("other", "replace"),
+    WITHOUT_PROMISE: LeagueRow("other", "add-remove"),
+    CHOSEN_ON_TRAINING: LeagueRow("training", "add-remove"),
+    f"{CHOSEN_ON_TRAINING} (replace)": LeagueRow("training", "replace"),
+}
+"""Rows of a data set, by name."""
+ROWS_AT_EVERY_EPSILON = ("ours", "descent")
 
 
 @dataclass(frozen=True)
 class League:
-    """How much of the study is computed; `posterior` adds unclipped chains, which need an accelerator."""
+    """How much of the study is computed.
+
+    Args:
+        experiments: number of channels and seeds.
+        memory: limit of the sampler, in bytes.
+        posterior: whether to add unclipped chains, which need an accelerator.
+    """
 
     experiments: int = 3
     memory: float | None = None
@@ -87,21 +158,52 @@ class League:
 
 
 def league_features(name: str) -> Features:
-    """Return the features of a data set, whitened by the other one."""
-    return image_features(name, OTHER[name], RIDGE, intercept=True)
+    """Return the features of a data set, whitened by the moments of the other one.
+
+    They are public: no image of the private data set has any influence on the features
+    of another one. A constant feature stands for an intercept.
+
+    Args:
+        name: `mnist` or `fashion-mnist`, of which the other one is the public data set.
+    """
+    return image_features(name, PUBLIC_DATA_SET[name], RIDGE, intercept=True)
 
 
 def league_posterior(features: Features, seed: int = 0) -> SoftmaxPosterior:
-    """Return the posterior of the training images on the devices, with a public bound on its curvature."""
-    data = {"X": features.X, "y": features.y, "classes": 10, "prior_std": PRIOR_STD}
-    made = softmax_regression(jax.random.key(seed), DEVICES, **data)  # type: ignore[arg-type]
-    # No row is longer than 1, beside its constant.
-    return replace(made, L=0.5 * len(features.y) * (1 + CONSTANT**2) + PRIOR_STD**-2)
+    """Return the posterior of the training images, divided over 30 devices.
+
+    L is a bound that holds for any images, and not the largest eigenvalue of the data's
+    Hessian: the step size depends on it, and must not depend on private data. A softmax
+    model's curvature is at most half the squared norm of its rows, which are of length
+    1 at most, beside their constant.
+
+    Args:
+        features: of the images, with the constant feature.
+        seed: divides the images over the devices.
+    """
+    posterior = softmax_regression(
+        jax.random.key(seed),
+        DEVICES,
+        X=features.X,
+        y=features.y,
+        classes=CLASSES,
+        prior_std=PRIOR_STD,
+    )
+    squared_length = 1 + CONSTANT**2
+    data_curvature = 0.5 * len(features.y) * squared_length
+    return replace(posterior, L=data_curvature + PRIOR_STD**-2)
 
 
 def link_of(seed: int) -> Link:
-    """Return the channel of an experiment."""
-    return Link(channel.rayleigh(POWER), SNR, seed=seed)
+    """Return the channel of an experiment.
+
+    It is Rayleigh fading at 20 dB, the same for all rows of the table, so that rows
+    differ by their protocols alone.
+
+    Args:
+        seed: the number of the experiment.
+    """
+    return Link(channel.rayleigh(FADING_POWER), SNR_DB, seed=seed)
 
 
 def league_plan(
@@ -111,7 +213,18 @@ def league_plan(
     adjacency: str,
     link: Link,
 ) -> Plan:
-    """Return the plan of a row; without an ε the same clips, steps and channel."""
+    """Return the plan of a row that samples.
+
+    Transmit power is equal in all rounds. Without an ε the clips, steps and channel are
+    the same, so that the row shows what the promise costs.
+
+    Args:
+        posterior: of the images.
+        settings: dynamics, step and clipping threshold of a record.
+        epsilon: ε of a record at δ = 1e-5; None for no promise.
+        adjacency: replace or add-remove.
+        link: of the experiment.
+    """
     privacy = Privacy(
         epsilon=epsilon,
         delta=None if epsilon is None else DELTA,
@@ -120,25 +233,38 @@ def league_plan(
         example_clip=settings.example_clip,
         adjacency=adjacency,
     )
+    power = "no-dp" if epsilon is None else "equal"
     step_size, sampler = settings.sampler(int(posterior.sizes.sum()))
-    policy = Policy("equal" if epsilon is not None else "no-dp", objective="average")
     return plan(
         posterior,
         link,
         privacy,
         step_size=step_size,
-        burn_in=ROUNDS - KEPT,
-        samples=KEPT,
+        burn_in=ROUNDS - KEPT_ROUNDS,
+        samples=KEPT_ROUNDS,
         sampler=sampler,
-        policy=policy,
+        policy=Policy(power, objective="average"),
         initial_w2_sq=0.0,
     )
 
 
 def descent_plan(
-    posterior: SoftmaxPosterior, settings: LeagueSettings, epsilon: float, link: Link
+    posterior: SoftmaxPosterior,
+    settings: LeagueSettings,
+    epsilon: float,
+    link: Link,
 ) -> Plan:
-    """Return descent over the air, whose estimate is the mean of as many last iterates as a chain keeps."""
+    """Return the plan of the rival: gradient descent over the air.
+
+    Its estimate is the mean of as many last iterates as a chain keeps draws; promise,
+    link and number of rounds are those of `league_plan`.
+
+    Args:
+        posterior: of the images.
+        settings: step and clipping threshold of a record; the dynamics are overdamped.
+        epsilon: ε of a record at δ = 1e-5, add-remove.
+        link: of the experiment.
+    """
     privacy = Privacy(
         epsilon,
         DELTA,
@@ -147,112 +273,160 @@ def descent_plan(
         example_clip=settings.example_clip,
         adjacency="add-remove",
     )
-    size = settings.step / int(posterior.sizes.sum())
-    how = {"rounds": ROUNDS, "average": KEPT, "init": "zero"}
-    return baselines.gradient_descent(posterior, link, privacy, step_size=size, **how)  # type: ignore[arg-type]
+    return baselines.gradient_descent(
+        posterior,
+        link,
+        privacy,
+        step_size=settings.step / int(posterior.sizes.sum()),
+        rounds=ROUNDS,
+        average=KEPT_ROUNDS,
+        init="zero",
+    )
 
 
-UNPROMISED, TRAINED = "ours without a promise", "ours, chosen on training images"
-ROWS = {
-    "ours": ("other", "add-remove"),
-    "descent": ("descent", "add-remove"),
-    "ours (replace)": ("other", "replace"),
-    UNPROMISED: ("other", "add-remove"),
-    TRAINED: ("training", "add-remove"),
-    f"{TRAINED} (replace)": ("training", "replace"),
-}
-"""Rows of a data set: where their settings were chosen, and their adjacency."""
+def rows_at(epsilon: float) -> dict[str, LeagueRow]:
+    """Return the rows at an ε, by name.
 
+    All rows are computed at ε = 1 and 3, where the literature has results; elsewhere
+    there are ours and the rival alone.
 
-def rows_at(epsilon: float) -> dict[str, tuple[str, str]]:
-    """Return the rows at an ε: all at 1 and 3, the first two elsewhere."""
-    return ROWS if epsilon in (1.0, 3.0) else dict(list(ROWS.items())[:2])
+    Args:
+        epsilon: one of `EPSILONS`.
+    """
+    if epsilon in EPSILONS_WITH_ALL_ROWS:
+        return ROWS
+    return {name: ROWS[name] for name in ROWS_AT_EVERY_EPSILON}
 
 
 class Entry(NamedTuple):
-    """A row of the table: its name, its ε, and one plan for each experiment."""
+    """A row of the table."""
 
     scheme: str
     x: float
+    """ε."""
     plans: list[Plan]
+    """One for each experiment."""
 
 
 def entry(
-    scheme: str, epsilon: float, posterior: SoftmaxPosterior, experiments: int
+    scheme: str,
+    epsilon: float,
+    posterior: SoftmaxPosterior,
+    experiments: int,
 ) -> Entry:
-    """Return a row at an ε."""
-    name, about = _parts(scheme)
-    where, adjacency = ROWS[about]
-    settings, promised = (
-        CHOSEN[where, name, epsilon],
-        None if about == UNPROMISED else epsilon,
-    )
-    make = partial(descent_plan, posterior, settings, epsilon)
-    if where != "descent":
-        make = partial(league_plan, posterior, settings, promised, adjacency)
-    return Entry(scheme, epsilon, [make(link_of(seed)) for seed in range(experiments)])
+    """Return a row of the table at an ε, with its plans.
+
+    Settings are those in `CHOSEN`; experiment number i has the channel of seed i.
+
+    Args:
+        scheme: the title of the data set and the name of the row, after a comma.
+        epsilon: one of those for which there are settings.
+        posterior: of the private images.
+        experiments: number of plans.
+    """
+    name, row_name = _split_scheme(scheme)
+    row = ROWS[row_name]
+    settings = CHOSEN[row.chosen_on, name, epsilon]
+    links = [link_of(seed) for seed in range(experiments)]
+    if row.chosen_on == "descent":
+        plans = [descent_plan(posterior, settings, epsilon, link) for link in links]
+        return Entry(scheme, epsilon, plans)
+    promised_epsilon = None if row_name == WITHOUT_PROMISE else epsilon
+    plans = [
+        league_plan(posterior, settings, promised_epsilon, row.adjacency, link)
+        for link in links
+    ]
+    return Entry(scheme, epsilon, plans)
 
 
-def _parts(scheme: str) -> tuple[str, str]:
-    """Return the data set of a row, and what it is about."""
-    title, about = scheme.split(", ", 1)
-    return next(
-        name for name, known in DATA_SETS.items() if known.title == title
-    ), about
+def _split_scheme(scheme: str) -> tuple[str, str]:
+    """Return the names of the data set and of the row that a scheme stands for."""
+    title, row_name = scheme.split(", ", 1)
+    names = {data_set.title: name for name, data_set in DATA_SETS.items()}
+    return names[title], row_name
+
+
+class _PrivateImages:
+    """The features and the posterior of a data set; of one at a time, a gigabyte
+    each."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._data: tuple[Features, SoftmaxPosterior] | None = None
+
+    def load(self, name: str) -> tuple[Features, SoftmaxPosterior]:
+        """Return the data of a data set, which are read unless they were the last
+        ones."""
+        if self._data is None or self._name != name:
+            self._data = None  # frees the memory before more is taken
+            features = league_features(name)
+            self._data = (features, league_posterior(features))
+            self._name = name
+        return self._data
 
 
 def league_study(setting: League) -> Study:
     """Return test scores of private posteriors on two data sets, at several ε.
 
-    Rows of a data set with the same dynamics are a point: sampled together, they read the features once.
-    """
-    held: dict[str, tuple[Features, SoftmaxPosterior]] = {}
+    Rows of a data set with the same dynamics are a point: sampled together, they read
+    the features once.
 
-    def data(name: str) -> tuple[Features, SoftmaxPosterior]:
-        if name not in held:
-            held.clear()  # a gigabyte each
-            features = league_features(name)
-            held[name] = features, league_posterior(features)
-        return held[name]
+    Args:
+        setting: how much is computed.
+
+    Returns:
+        A study with the tables `league` (accuracy), `league_ece`, `league_nll`,
+        `league_epsilon` and `league_free`, and `league_rhat` with unclipped chains.
+    """
+    images = _PrivateImages()
 
     def measure(point: Point, progress: Progress) -> Tables:
-        name, _ = _parts(point.schemes[0])
-        features, posterior = data(name)
+        name, _ = _split_scheme(point.schemes[0])
+        features, posterior = images.load(name)
         execution = Execution(
-            memory=setting.memory, progress=lambda done, work: progress(done / work)
+            memory=setting.memory,
+            progress=lambda finished, rounds: progress(finished / rounds),
         )
         if not point.xs:
             return _unclipped(name, features, posterior, execution)
-        each = zip(point.schemes, point.xs, strict=True)
-        rows = [entry(scheme, x, posterior, setting.experiments) for scheme, x in each]
+        rows = [
+            entry(scheme, epsilon, posterior, setting.experiments)
+            for scheme, epsilon in zip(point.schemes, point.xs, strict=True)
+        ]
         return _scored(rows, features, posterior, execution)
 
-    points, order = [], []
-    for name in OTHER:
+    points: list[Point] = []
+    order: list[str] = []
+    for name in PUBLIC_DATA_SET:
         title = DATA_SETS[name].title
-        points += [Point(None, (f"{title}, posterior",))] * setting.posterior
-        pairs = [(row, epsilon) for epsilon in EPSILONS for row in rows_at(epsilon)]
-        for kind in (PLAIN, MOVING):
-            some = [
-                pair
-                for pair in pairs
-                if CHOSEN[ROWS[pair[0]][0], name, pair[1]].dynamics == kind
-            ]
-            points += [
-                Point(
-                    None,
-                    tuple(f"{title}, {row}" for row, _ in some),
-                    tuple(x for _, x in some),
-                )
-            ] * bool(some)
-        order += [f"{title}, {row}" for row in (*ROWS, "posterior")]
+        if setting.posterior:
+            points.append(Point(None, (f"{title}, posterior",)))
+        points += _points_of(name)
+        order += [f"{title}, {row_name}" for row_name in (*ROWS, "posterior")]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {
         "experiments": setting.experiments,
         "settings": settings,
-        "rounds": [ROUNDS, KEPT, LONG, CHAINS],
+        "rounds": [ROUNDS, KEPT_ROUNDS, UNCLIPPED_RUNS, UNCLIPPED_CHAINS],
     }
     return Study("league", tuple(points), tuple(order), identity, measure)
+
+
+def _points_of(name: str) -> list[Point]:
+    """Return the points of a data set: its rows, by their dynamics."""
+    title = DATA_SETS[name].title
+    schemes: dict[str, list[str]] = {OVERDAMPED: [], KINETIC: []}
+    epsilons: dict[str, list[float]] = {OVERDAMPED: [], KINETIC: []}
+    for epsilon in EPSILONS:
+        for row_name, row in rows_at(epsilon).items():
+            dynamics = CHOSEN[row.chosen_on, name, epsilon].dynamics
+            schemes[dynamics].append(f"{title}, {row_name}")
+            epsilons[dynamics].append(epsilon)
+    return [
+        Point(None, tuple(schemes[dynamics]), tuple(epsilons[dynamics]))
+        for dynamics in (OVERDAMPED, KINETIC)
+        if schemes[dynamics]
+    ]
 
 
 def _scored(
@@ -261,9 +435,15 @@ def _scored(
     posterior: SoftmaxPosterior,
     execution: Execution,
 ) -> Tables:
-    """Return scores of rows of the same dynamics."""
-    plans = [each for row in rows for each in row.plans]
-    numbers = [seed for row in rows for seed in range(len(row.plans))]
+    """Return scores of rows of the same dynamics, which are sampled together."""
+    plans: list[Plan] = []
+    numbers: list[int] = []
+    is_point_estimate: list[bool] = []
+    for row in rows:
+        count = len(row.plans)
+        plans += row.plans
+        numbers += range(count)
+        is_point_estimate += [row.scheme.endswith("descent")] * count
     trace = sample(
         jax.random.key(1),
         posterior,
@@ -272,46 +452,57 @@ def _scored(
         predictions=features.X_test,
         execution=execution,
     )
-    point = [row.scheme.endswith("descent") for row in rows for _ in row.plans]
-    scores = scores_of(trace, posterior, *features.test_set, point)
+    scores = scores_of(trace, posterior, *features.test_set, is_point_estimate)
     tables: Tables = {}
-    for at, row in enumerate(rows):
-        mine = slice(at * len(row.plans), (at + 1) * len(row.plans))
-        _add(tables, row, {name: getattr(scores, name)[mine] for name in SCORES})
+    first = 0
+    for row in rows:
+        of_row = slice(first, first + len(row.plans))
+        first = of_row.stop
+        row_scores = {name: getattr(scores, name)[of_row] for name in SCORES}
+        _add_row(tables, row, row_scores)
     return tables
 
 
-def _add(tables: Tables, row: Entry, values: dict[str, NDArray[np.float64]]) -> None:
-    """Add a row's scores, its ε and the share of rounds in which the noise that sampling needs is all there is."""
+def _add_row(
+    tables: Tables, row: Entry, scores: dict[str, NDArray[np.float64]]
+) -> None:
+    """Add a row's scores, and what its plans say of it.
+
+    These are ε, and the fraction of rounds in which the noise that sampling needs is
+    all there is, so that the promise is free.
+    """
+    values = dict(scores)
     if row.plans:
-        values["epsilon"] = np.array(
-            [each.epsilon_spent for each in row.plans], dtype=float
-        )
-        values["free"] = np.array(
-            [np.mean(each.limit == REGIMES.index(LMC)) for each in row.plans]
-        )
-    for name, each in values.items():
-        table = tables.setdefault(
-            "league" if name == "accuracy" else f"league_{name}", []
-        )
-        table.append(mean_row("league", row.scheme, row.x, each))
+        epsilons = [plan.epsilon_spent for plan in row.plans]
+        free_index = REGIMES.index(LMC)
+        free_fractions = [np.mean(plan.limit == free_index) for plan in row.plans]
+        values["epsilon"] = np.array(epsilons, dtype=float)
+        values["free"] = np.array(free_fractions)
+    for name, of_experiments in values.items():
+        table_name = "league" if name == "accuracy" else f"league_{name}"
+        table = tables.setdefault(table_name, [])
+        table.append(mean_row("league", row.scheme, row.x, of_experiments))
 
 
 def _unclipped(
-    name: str, features: Features, posterior: SoftmaxPosterior, execution: Execution
+    name: str,
+    features: Features,
+    posterior: SoftmaxPosterior,
+    execution: Execution,
 ) -> Tables:
-    """Return scores of the posterior itself, of unclipped kinetic chains over an ideal link, and R-hat of logits."""
-    size, kept = LONG[name]
-    step = (size / int(posterior.sizes.sum())) ** 0.5
-    sampler = Sampler(init="zero", dynamics=MOVING, friction=LONG_FRICTION)
+    """Return scores of the posterior itself, and R-hat of logits.
+
+    They are from unclipped kinetic chains over an ideal link.
+    """
+    step, kept_rounds = UNCLIPPED_RUNS[name]
     ideal = plan(
         posterior,
         link_of(0),
         Privacy(),
-        step_size=step,
-        burn_in=LONG_BURN_IN,
-        samples=kept,
-        sampler=sampler,
+        step_size=(step / int(posterior.sizes.sum())) ** 0.5,
+        burn_in=UNCLIPPED_BURN_IN,
+        samples=kept_rounds,
+        sampler=Sampler(init="zero", dynamics=KINETIC, friction=UNCLIPPED_FRICTION),
         policy=Policy("noiseless"),
         initial_w2_sq=0.0,
     )
@@ -319,21 +510,18 @@ def _unclipped(
         jax.random.key(2),
         posterior,
         ideal,
-        CHAINS,
+        UNCLIPPED_CHAINS,
         predictions=features.X_test,
         execution=execution,
     )
     assert trace.predictions is not None
-    scores = scores_of(trace, posterior, *features.test_set, [False] * CHAINS)
-    tables, scheme = Tables(), f"{DATA_SETS[name].title}, posterior"
-    _add(
-        tables,
-        Entry(scheme, 0.0, []),
-        {score: getattr(scores, score) for score in SCORES},
-    )
-    tables["league_rhat"] = [
-        Row("league", scheme, 0.0, diagnose(trace.predictions.logits).rhat_max)
-    ]
+    scores = scores_of(trace, posterior, *features.test_set, [False] * UNCLIPPED_CHAINS)
+    scheme = f"{DATA_SETS[name].title}, posterior"
+    tables: Tables = {}
+    row_scores = {score: getattr(scores, score) for score in SCORES}
+    _add_row(tables, Entry(scheme, 0.0, []), row_scores)
+    rhat = diagnose(trace.predictions.logits).rhat_max
+    tables["league_rhat"] = [Row("league", scheme, 0.0, rhat)]
     return tables
 
 
@@ -342,12 +530,26 @@ def scores_of(
     posterior: SoftmaxPosterior,
     rows: ArrayLike,
     labels: ArrayLike,
-    point: Sequence[bool],
+    is_point_estimate: Sequence[bool],
 ) -> Calibration:
-    """Return scores of every chain; of point estimates those of the mean of their iterates, not mean predictions."""
+    """Return accuracy and calibration of every chain on test images.
+
+    A chain predicts with the mean of its draws' predictions. A point estimate, which
+    descent gives, predicts with the mean of its iterates instead.
+
+    Args:
+        trace: of all chains, with predictions at `rows`.
+        posterior: of the images.
+        rows: features of the test images, [n, d].
+        labels: of the test images, [n].
+        is_point_estimate: whether a chain is one of descent, [chain].
+
+    Returns:
+        The scores, each [chain].
+    """
     assert trace.predictions is not None
     probability = trace.predictions.probability.copy()
-    probability[list(point)] = (
-        posterior.predict(trace.theta[list(point)], rows) if any(point) else 0.0
-    )
+    point_chains = list(is_point_estimate)
+    if any(point_chains):
+        probability[point_chains] = posterior.predict(trace.theta[point_chains], rows)
     return calibration(np.maximum(probability, SMALLEST_PROBABILITY), labels)

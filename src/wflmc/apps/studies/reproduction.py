@@ -1,9 +1,10 @@
-"""Which studies a figure consists of, from which data and with how many experiments; and which claims follow."""
+"""Which studies a figure consists of, from which data, and which claims follow."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,7 +16,7 @@ from wflmc.apps.studies.beyond import (
     record_study,
 )
 from wflmc.apps.studies.cache import Warn
-from wflmc.apps.studies.league import OTHER, League, league_study
+from wflmc.apps.studies.league import PUBLIC_DATA_SET, League, league_study
 from wflmc.apps.studies.paper import fig2_to_fig5, fig6_fig7, fig8
 from wflmc.apps.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.apps.studies.study import Claim, Study, Tables
@@ -36,12 +37,9 @@ from wflmc.support.keys import host_generator
 PAPER_FIGURES = (*NAMES, "fig6", "fig7", "fig8")
 FURTHER_FIGURES = ("heterogeneity", "record", "beyond", "league", "league-posterior")
 MNIST_FIGURES = {"fig8", "heterogeneity", "beyond"}
-GAUSSIAN_FIGURES = {*PAPER_FIGURES, *FURTHER_FIGURES} - {
-    "fig8",
-    "heterogeneity",
-    "league",
-    "league-posterior",
-}
+"""Figures that are computed from the paper's features of MNIST."""
+GAUSSIAN_FIGURES = {*PAPER_FIGURES, "record", "beyond"} - {"fig8"}
+"""Figures that are computed from the paper's Gaussian posterior."""
 EXPERIMENTS = {
     "fig6": 100,
     "fig7": 100,
@@ -51,51 +49,114 @@ EXPERIMENTS = {
     "beyond": 10,
     "league": 3,
 }
-PROMISE = "ε = {0.epsilon:g}, δ = {0.delta:g} (replace)"
-"""For titles, of a setting."""
+"""The usual number of experiments of a figure; figures in closed form have one."""
+MAX_BEYOND_CHANNELS = 5
+"""Channels of the Gaussian part of `beyond`, whose plans take longest."""
+PAPER_DIM = 5
+"""m of the paper's Gaussian posterior."""
+PAPER_MU_PLUS_L = 2508
+"""μ + L of the paper's Gaussian posterior."""
+PAPER_TOLERANCE = 0.15
+"""Relative, of μ + L of data that are taken to be of the paper's kind."""
 
 
-def read_data(
-    paths: list[Path], wanted: list[str], note: Warn
-) -> tuple[Posterior | None, str, Features | None]:
-    """Return what the wanted figures need: the paper's posterior of 30 devices, the name of its data, and MNIST.
+class Inputs(NamedTuple):
+    """The data of the figures."""
+
+    gaussian: Posterior | None
+    """Of figures 2 to 7, `record` and `beyond`; None where none of them is asked
+    for."""
+    source: str
+    """The name of its data."""
+    features: Features | None
+    """Of MNIST; None where no figure needs them."""
+
+
+def read_data(paths: list[Path], figures: list[str], note: Warn) -> Inputs:
+    """Return the data that some figures need.
+
+    MNIST and Fashion-MNIST are fetched where they are not on this machine, unless a
+    folder is named for them. Paths that no figure needs are reported and not read.
 
     Args:
-        paths: a file for the posterior, by default synthetic data, and a folder of MNIST, which is fetched by default.
+        paths: a file for the Gaussian posterior, by default synthetic data, and a
+            folder of MNIST, by default the cache.
+        figures: names of figures.
+        note: called with sentences for the user.
+
+    Returns:
+        The paper's posterior of 30 devices, and features of MNIST.
+
+    Raises:
+        InputError: if there is more than one file or folder, or if one cannot be used.
     """
-    files, folders = (
-        [path for path in paths if path.is_dir() == is_folder]
-        for is_folder in (False, True)
-    )
+    files = [path for path in paths if not path.is_dir()]
+    folders = [path for path in paths if path.is_dir()]
     if len(files) > 1 or len(folders) > 1:
         raise InputError(
             "data",
             [*map(str, paths)],
             "at most one .npz or .csv file and one folder of MNIST",
         )
-    posterior, source, features = None, "synthetic data", None
-    uses_file, uses_mnist = GAUSSIAN_FIGURES & set(wanted), MNIST_FIGURES & set(wanted)
-    for path in [*([] if uses_file else files), *([] if uses_mnist else folders)]:
-        note(f"--data {path} is not used: {', '.join(wanted)} have other data.")
-    key = jax.random.key(0)
+    uses_file = bool(GAUSSIAN_FIGURES & set(figures))
+    uses_mnist = bool(MNIST_FIGURES & set(figures))
+    unused_files = [] if uses_file else files
+    unused_folders = [] if uses_mnist else folders
+    for path in [*unused_files, *unused_folders]:
+        note(f"--data {path} is not used: {', '.join(figures)} have other data.")
+    gaussian = None
+    source = "synthetic data"
     if uses_file:
-        X = y = None
+        gaussian = _paper_posterior(files)
         if files:
-            source, ((X, y, *_), _) = files[0].name, load_data(files[0])
-        posterior = gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
-    for name in (
-        OTHER
-        if any(figure.startswith("league") for figure in wanted)
-        else ["mnist"]
-        if uses_mnist
-        else []
-    ):
-        if not folders and not os.environ.get(VARIABLE) and find(name)[1]:
+            source = files[0].name
+    if not folders:
+        _fetch_images(_image_data_sets(figures), note)
+    features = None
+    if uses_mnist:
+        generator = host_generator(jax.random.key(0), "data")
+        features = mnist_features(load("mnist", *folders), generator)
+    return Inputs(gaussian, source, features)
+
+
+def _paper_posterior(files: list[Path]) -> Posterior:
+    """Return the Gaussian posterior of 30 devices, of a file or of synthetic data."""
+    X = None
+    y = None
+    if files:
+        data, _ = load_data(files[0])
+        X = data.X
+        y = data.y
+    key = jax.random.key(0)
+    return gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
+
+
+def _image_data_sets(figures: list[str]) -> Sequence[str]:
+    """Return the names of the data sets of images that some figures need."""
+    if any(figure.startswith("league") for figure in figures):
+        return list(PUBLIC_DATA_SET)
+    return ["mnist"] if MNIST_FIGURES & set(figures) else []
+
+
+def _fetch_images(names: Sequence[str], note: Warn) -> None:
+    """Fetch the data sets that are not on this machine, unless WFLMC_DATA names a
+    folder."""
+    for name in names:
+        if os.environ.get(VARIABLE):
+            continue
+        _, missing_files = find(name)
+        if missing_files:
             note(f"{DATA_SETS[name].title} is not here yet; fetching it.")
             fetch(name, say=note)
-    if uses_mnist:
-        features = mnist_features(load("mnist", *folders), host_generator(key, "data"))
-    return posterior, source, features
+
+
+class FigureStudies(NamedTuple):
+    """What a figure shows."""
+
+    studies: list[Study]
+    """The studies whose tables are in it."""
+    subtitle: str
+    """The line under its title."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +164,14 @@ class Reproduction:
     """The data of the figures, and how much is computed from them.
 
     Args:
-        gaussian: `GaussianPosterior` of figures 2 to 7, `record` and `beyond`; None where none of them is wanted.
-        source: name of its data, for titles.
-        features: `Features` of MNIST, for figure 8, `heterogeneity` and `beyond`; None where none of them is wanted.
+        gaussian: `GaussianPosterior` of figures 2 to 7, `record` and `beyond`; None
+            where none of them is asked for.
+        source: the name of its data, for titles.
+        features: `Features` of MNIST, for figure 8, `heterogeneity` and `beyond`; None
+            where none of them is asked for.
         experiments: instead of a figure's usual number.
-        stop_se: stop a point of figure 8 or `heterogeneity` at this relative standard error.
+        stop_se: stops a point of figure 8 or `heterogeneity` at this relative standard
+            error.
         memory: limit of the sampler, in bytes.
     """
 
@@ -118,87 +182,160 @@ class Reproduction:
     stop_se: float | None = None
     memory: float | None = None
 
-    def studies(self, figure: str) -> tuple[list[Study], str]:
-        """Return the studies whose tables the figure shows, and the line under its title."""
-        count = self.experiments or EXPERIMENTS.get(
-            figure.removesuffix("-posterior"), 1
-        )
-        chains = fig6_fig7.MultiSample(
-            self.gaussian, experiments=count, memory=self.memory
-        )
-        images = fig8.Mnist(
-            self.features, experiments=count, stop_se=self.stop_se, memory=self.memory
-        )
+    def studies(self, figure: str) -> FigureStudies:
+        """Return the studies whose tables a figure shows, and the line under its title.
+
+        Nothing is computed yet. The line names the data, the promise and the number of
+        experiments.
+
+        Args:
+            figure: one of `PAPER_FIGURES` or `FURTHER_FIGURES`.
+        """
         if figure in NAMES:
-            setting = Setting(self.gaussian)
-            promise = (
-                PROMISE.format(setting)
-                if figure != "fig5"
-                else f"δ = {setting.delta:g} (replace)"
-            )  # x is ε
-            study = fig2_to_fig5.closed_form_study(figure, setting)
-            return [study], f"{self.source}; {promise}, {setting.burn_in} + 1 rounds"
+            return self._closed_form(figure)
         if figure in ("fig6", "fig7"):
-            about = f"{self.source}; {PROMISE.format(chains)}, S = {chains.rounds}, {count} experiments"
-            return [fig6_fig7.multi_sample_study(figure, chains)], about
+            return self._multi_sample(figure)
         if figure.startswith("league"):
-            about = f"60,000 images on 30 devices, (ε, 1e-5) per image (add-remove), 20 dB, {count} experiments"
-            return [
-                league_study(League(count, self.memory, posterior=figure != "league"))
-            ], about
+            return self._league(figure)
         if figure == "record":
-            return [
-                record_study(chains)
-            ], f"{self.source}; {RECORD_SNR:g} dB, S = 100, {count} channels"
+            return self._record()
         if figure == "beyond":
-            few = replace(chains, experiments=min(count, 5))
-            about = f"left: {self.source}, {PROMISE.format(chains)}; middle and right: MNIST, {count} experiment"
-            return [
-                beyond_gaussian(few),
-                beyond_mnist(images),
-                beyond_ablation(images),
-            ], about + "s" * (count > 1)
-        study = (
-            fig8.mnist_study(images)
-            if figure == "fig8"
-            else fig8.heterogeneity_study(images)
-        )
-        about = (
-            f"12,000 images on 30 devices; {PROMISE.format(images)}, 550 + 50 rounds"
-        )
-        return [
-            study
-        ], f"{about}, {'' if self.stop_se is None else 'up to '}{count} experiments"
+            return self._beyond()
+        return self._images(figure)
 
     def claims(self, tables: Tables) -> list[Claim]:
-        """Return the paper's stated outcomes of the figures whose tables there are, with our numbers."""
+        """Return the paper's stated outcomes with our numbers.
+
+        Claims of figures 2 to 7 are about data of the paper's kind; on other data those
+        that do not hold say nothing about the paper, and are marked so. With fewer than
+        half of the usual experiments a note says that they may not decide it.
+
+        Args:
+            tables: of the figures that have been computed; claims of other figures are
+                left out.
+        """
         claims = [*fig6_fig7.claims(tables)]
         if set(NAMES) & set(tables):
-            claims = [*fig2_to_fig5.claims(Setting(self.gaussian)), *claims]
+            closed_form_claims = fig2_to_fig5.claims(Setting(self.gaussian))
+            claims = [*closed_form_claims, *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]
+        return [self._with_doubt(claim) for claim in claims]
+
+    def _with_doubt(self, claim: Claim) -> Claim:
+        """Return a claim with a note where the experiments may be too few for it."""
+        usual_count = EXPERIMENTS.get(claim.figure, 0)
+        if not self.experiments or self.experiments >= usual_count / 2:
+            return claim
         doubt = f"; only {self.experiments} experiments, which may not decide it"
-        few = {
-            name
-            for name, usual in EXPERIMENTS.items()
-            if self.experiments and self.experiments < usual / 2
-        }
-        return [
-            claim._replace(note=claim.note + doubt) if claim.figure in few else claim
-            for claim in claims
+        return claim._replace(note=claim.note + doubt)
+
+    def _count(self, figure: str) -> int:
+        """Return the number of experiments of a figure."""
+        usual_count = EXPERIMENTS.get(figure.removesuffix("-posterior"), 1)
+        return self.experiments or usual_count
+
+    def _chains(self, figure: str) -> fig6_fig7.MultiSample:
+        """Return the setting of studies on the Gaussian posterior."""
+        return fig6_fig7.MultiSample(
+            self.gaussian, experiments=self._count(figure), memory=self.memory
+        )
+
+    def _mnist(self, figure: str) -> fig8.Mnist:
+        """Return the setting of studies on MNIST."""
+        return fig8.Mnist(
+            self.features,
+            experiments=self._count(figure),
+            stop_se=self.stop_se,
+            memory=self.memory,
+        )
+
+    def _closed_form(self, figure: str) -> FigureStudies:
+        """Return one of figures 2 to 5."""
+        setting = Setting(self.gaussian)
+        promise = _promise(setting)
+        if figure == "fig5":
+            promise = f"δ = {setting.delta:g} (replace)"  # x is ε
+        study = fig2_to_fig5.closed_form_study(figure, setting)
+        subtitle = f"{self.source}; {promise}, {setting.burn_in} + 1 rounds"
+        return FigureStudies([study], subtitle)
+
+    def _multi_sample(self, figure: str) -> FigureStudies:
+        """Return figure 6 or 7."""
+        setting = self._chains(figure)
+        rounds = f"S = {setting.rounds}, {setting.experiments} experiments"
+        subtitle = f"{self.source}; {_promise(setting)}, {rounds}"
+        return FigureStudies([fig6_fig7.multi_sample_study(figure, setting)], subtitle)
+
+    def _league(self, figure: str) -> FigureStudies:
+        """Return the league of private accuracies, with unclipped chains or without."""
+        count = self._count(figure)
+        setting = League(count, self.memory, posterior=figure != "league")
+        subtitle = (
+            "60,000 images on 30 devices, (ε, 1e-5) per image (add-remove), 20 dB, "
+            f"{count} experiments"
+        )
+        return FigureStudies([league_study(setting)], subtitle)
+
+    def _record(self) -> FigureStudies:
+        """Return the study of examples that are clipped one by one."""
+        setting = self._chains("record")
+        channels = f"{setting.experiments} channels"
+        subtitle = f"{self.source}; {RECORD_SNR:g} dB, S = 100, {channels}"
+        return FigureStudies([record_study(setting)], subtitle)
+
+    def _beyond(self) -> FigureStudies:
+        """Return the studies past the paper."""
+        count = self._count("beyond")
+        chains = self._chains("beyond")
+        images = self._mnist("beyond")
+        fewer_chains = replace(chains, experiments=min(count, MAX_BEYOND_CHANNELS))
+        studies = [
+            beyond_gaussian(fewer_chains),
+            beyond_mnist(images),
+            beyond_ablation(images),
         ]
+        plural = "s" if count > 1 else ""
+        subtitle = (
+            f"left: {self.source}, {_promise(chains)}; middle and right: MNIST, "
+            f"{count} experiment{plural}"
+        )
+        return FigureStudies(studies, subtitle)
+
+    def _images(self, figure: str) -> FigureStudies:
+        """Return figure 8, or `heterogeneity`."""
+        setting = self._mnist(figure)
+        build = fig8.mnist_study if figure == "fig8" else fig8.heterogeneity_study
+        limit = "" if self.stop_se is None else "up to "
+        subtitle = (
+            f"12,000 images on 30 devices; {_promise(setting)}, 550 + 50 rounds, "
+            f"{limit}{setting.experiments} experiments"
+        )
+        return FigureStudies([build(setting)], subtitle)
+
+
+def _promise(setting: Setting | fig6_fig7.MultiSample | fig8.Mnist) -> str:
+    """Return the promise of a setting, for titles."""
+    return f"ε = {setting.epsilon:g}, δ = {setting.delta:g} (replace)"
 
 
 def _on_data(posterior: Posterior | None, claims: list[Claim]) -> list[Claim]:
-    """Return claims as they are for data of the paper's kind: five parameters, and μ + L near its 2508.
+    """Return claims as they are for data of the paper's kind.
 
-    On other data its statements need not hold, and that they do not says nothing about the paper.
+    These have five parameters, and μ + L near its 2508. On other data its statements
+    need not hold, and that they do not says nothing about the paper.
     """
-    if posterior is None or (
-        posterior.dim == 5 and abs((posterior.mu + posterior.L) / 2508 - 1) < 0.15
-    ):
+    if posterior is None or _is_of_papers_kind(posterior):
         return claims
-    other = "other data than the paper's"
+    other_data = "other data than the paper's"
     return [
-        claim._replace(contradiction=False, note=claim.note if claim.holds else other)
+        claim._replace(
+            contradiction=False, note=claim.note if claim.holds else other_data
+        )
         for claim in claims
     ]
+
+
+def _is_of_papers_kind(posterior: Posterior) -> bool:
+    """Return whether data are like the paper's."""
+    ratio = (posterior.mu + posterior.L) / PAPER_MU_PLUS_L
+    return posterior.dim == PAPER_DIM and abs(ratio - 1) < PAPER_TOLERANCE

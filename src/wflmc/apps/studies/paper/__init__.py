@@ -1,1 +1,2 @@
-"""The figures of the paper, one file for each group that shares a computation, with the claims made about them."""
+"""The figures of the paper, one file for each group that shares a computation, with the
+claims made about them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -16,66 +16,117 @@ from wflmc.posterior import Posterior
 from wflmc.sampling import Execution
 
 SCHEMES = tuple(POLICIES)
-SNR_GRID = tuple(float(x) for x in range(5, 45, 5))
+"""Names of the power policies, in the order of the tables."""
+SNR_GRID = tuple(float(snr_db) for snr_db in range(5, 45, 5))
 """In dB, of figures 6 and 8."""
 
 
+class SamplerSetting(Protocol):
+    """What a study's setting says of the sampler."""
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of starts and noise."""
+
+    @property
+    def memory(self) -> float | None:
+        """Return the limit of the sampler in bytes; None for its default."""
+
+
 class Curves:
-    """The curves of a table: y and its standard error by scheme, on the common grid x."""
+    """The curves of a table: y and its standard error by scheme, on the common grid x.
+
+    Rows without a y or a standard error have 0.
+    """
 
     def __init__(self, rows: list[Row]) -> None:
+        """Arrange the rows of a table by scheme, in the order in which they stand.
+
+        Args:
+            rows: with the same x for all schemes, sorted.
+        """
         self.x = np.unique([row.x for row in rows])
-        by_scheme = {
-            row.scheme: [other for other in rows if other.scheme == row.scheme]
-            for row in rows
-        }
-        self.y = {
-            name: np.array([row.y or 0.0 for row in curve])
-            for name, curve in by_scheme.items()
-        }
-        self.error = {
-            name: np.array([row.y_se or 0.0 for row in curve])
-            for name, curve in by_scheme.items()
-        }
+        self.y: dict[str, NDArray[np.float64]] = {}
+        self.error: dict[str, NDArray[np.float64]] = {}
+        for scheme in dict.fromkeys(row.scheme for row in rows):
+            curve = [row for row in rows if row.scheme == scheme]
+            self.y[scheme] = np.array([row.y or 0.0 for row in curve])
+            self.error[scheme] = np.array([row.y_se or 0.0 for row in curve])
 
     def ratio(self, above: str, below: str, start: float) -> NDArray[np.float64]:
-        """Return the ratio of two curves at the points from x = start on."""
-        return self.y[above][self.x >= start] / self.y[below][self.x >= start]
+        """Return the ratio of two curves.
+
+        Nothing is known of its error: experiments of both curves share channels and
+        noise and are not independent.
+
+        Args:
+            above: scheme of the numerator.
+            below: scheme of the denominator.
+            start: first x; smaller ones are left out.
+
+        Returns:
+            The ratio at each x from the start on.
+        """
+        is_used = self.x >= start
+        return self.y[above][is_used] / self.y[below][is_used]
 
     def mean_ratio(self, above: str, below: str, start: float) -> float:
-        """Return the geometric mean of the ratio."""
-        return float(np.exp(np.mean(np.log(self.ratio(above, below, start)))))
+        """Return the geometric mean of the ratio of two curves.
+
+        It is the factor between two curves that are parallel on a logarithmic scale.
+
+        Args:
+            above: scheme of the numerator.
+            below: scheme of the denominator.
+            start: first x; smaller ones are left out.
+        """
+        logarithms = np.log(self.ratio(above, below, start))
+        return float(np.exp(np.mean(logarithms)))
 
 
 def sample_schemes(
-    setting: Any,
+    setting: SamplerSetting,
     posterior: Posterior,
     plans: dict[str, list[Plan]],
     numbers: range,
     progress: Progress,
-    **options: Any,
+    *,
+    keep_burn_in: bool = False,
 ) -> dict[str, Trace]:
-    """Return the traces of some experiments by scheme: one call of the sampler, the same starts and noise for all."""
-    every, chains = (
-        [plan for each in plans.values() for plan in each],
-        [*numbers] * len(plans),
-    )
-    key = jax.random.key(setting.seed)
+    """Return the traces of some experiments, by scheme.
+
+    It is one call of the sampler, with the same starts and noise for all schemes, so
+    that their differences are not those of random numbers.
+
+    Args:
+        setting: seed and memory of the sampler.
+        posterior: the model.
+        plans: by scheme, one for each experiment.
+        numbers: of the experiments, which decide their starts and noise.
+        progress: called with the finished part.
+        keep_burn_in: whether the traces have the rounds of burn-in.
+
+    Returns:
+        By scheme, a trace with one chain for each experiment.
+    """
+    all_plans = [plan for scheme_plans in plans.values() for plan in scheme_plans]
     execution = Execution(
-        memory=setting.memory, progress=lambda done, rounds: progress(done / rounds)
+        memory=setting.memory,
+        progress=lambda finished, rounds: progress(finished / rounds),
     )
     trace = sample(
-        key, posterior, every, numbers=chains, execution=execution, **options
+        jax.random.key(setting.seed),
+        posterior,
+        all_plans,
+        numbers=[*numbers] * len(plans),
+        execution=execution,
+        keep_burn_in=keep_burn_in,
     )
-    parts = zip(
-        plans,
-        np.split(trace.theta, len(plans)),
-        np.split(trace.clip_rate, len(plans)),
-        strict=True,
-    )
+    thetas = np.split(trace.theta, len(plans))
+    clip_rates = np.split(trace.clip_rate, len(plans))
     return {
-        name: replace(trace, theta=theta, clip_rate=clip_rate)
-        for name, theta, clip_rate in parts
+        scheme: replace(trace, theta=theta, clip_rate=clip_rate)
+        for scheme, theta, clip_rate in zip(plans, thetas, clip_rates, strict=True)
     }
 
 
