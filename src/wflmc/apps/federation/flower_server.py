@@ -456,8 +456,8 @@ def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
             )
             if time.monotonic() > end:
                 raise DeploymentError(
-                    f"No device has answered for {wait:g} s; the run can be resumed later. "
-                    f"{reasons}"
+                    f"No device has answered for {wait:g} s; "
+                    f"the run can be resumed later. {reasons}"
                 )
             _notify(f"no device answered, asking again; {reasons}")
             time.sleep(pause)
