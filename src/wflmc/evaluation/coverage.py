@@ -1,14 +1,15 @@
-"""How often intervals contain what they should: those of one trace by the exact
-posterior, and those of many simulated data sets.
+"""How often intervals contain what they should.
 
-Intervals of level p that account for all of their noise contain the parameters in a
-fraction p of all experiments. Simulation-based calibration draws parameters from the
-prior and data from the model, runs the plan, and counts.
+Those of one trace are compared with the exact posterior, those of a method with the
+parameters of many simulated data sets. Intervals of level p that account for all of
+their noise contain the parameters in a fraction p of all experiments. Simulation-based
+calibration draws parameters from the prior and data from the model, runs the plan, and
+counts.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from wflmc.evaluation.conditioning import NoiseAware, central_interval, noise_aware
+from wflmc.evaluation.conditioning import (
+    Moments,
+    NoiseAware,
+    central_interval,
+    noise_aware,
+)
 from wflmc.planning.plan import Plan
-from wflmc.posterior import Gaussian, GaussianPosterior
+from wflmc.posterior import Gaussian, GaussianPosterior, Posterior
 from wflmc.sampling import (
     Info,
     KernelRounds,
@@ -37,16 +43,19 @@ from wflmc.support.keys import host_generator
 
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array]
+"""Lower and upper ends, [chain, m] each."""
 
 UNLIMITED_MEMORY = 2.0**40
 """Bytes: chains of small linear regressions are never cut."""
 LEVELS = (0.9, 0.5)
-"""Of the intervals that are looked at."""
+"""Of the intervals that are evaluated."""
 
 
 class Coverage(NamedTuple):
-    """What the intervals of chains and noise-aware ones contain over simulated data
-    sets, and how wide they are."""
+    """What intervals contain over simulated data sets, and how wide they are.
+
+    The intervals are those of chains, and noise-aware ones.
+    """
 
     chain: Array
     """Fraction of data sets and parameters that the chain's intervals contain,
@@ -62,16 +71,26 @@ class Coverage(NamedTuple):
     trace: Trace
     """Of all data sets, a chain each, with the transcript."""
     result: NoiseAware
+    """The noise-aware posteriors of all data sets."""
     truth: Array
     """The parameters that data were drawn with, [data set, m]."""
 
 
-def held(law: Gaussian, interval: Interval) -> float:
-    """Return the probability by a law that intervals contain a parameter, the mean over
-    chains and parameters."""
+def probability_inside(law: Gaussian, interval: Interval) -> float:
+    """Return the probability by a law that intervals contain a parameter.
+
+    Args:
+        law: of the parameters, one for all chains.
+        interval: the lower and the upper ends, [chain, m] each.
+
+    Returns:
+        The mean over chains and parameters.
+    """
+    lower, upper = interval
     deviation = np.sqrt(np.diagonal(law.covariance))
-    lower, upper = (ndtr((end - law.mean) / deviation) for end in interval)
-    return float(np.mean(upper - lower))
+    below_lower = ndtr((lower - law.mean) / deviation)
+    below_upper = ndtr((upper - law.mean) / deviation)
+    return float(np.mean(below_upper - below_lower))
 
 
 def simulated_coverage(
@@ -79,10 +98,12 @@ def simulated_coverage(
     posterior: GaussianPosterior,
     plans: Sequence[Plan],
     data_sets: int = 500,
-    moments: Any = None,
+    moments: Moments | Posterior | None = None,
 ) -> Coverage:
-    """Run plans on data sets that are drawn from a linear model, one chain each, and
-    count what intervals contain.
+    """Count what intervals contain, over data sets drawn from a linear model.
+
+    Each data set has one chain that runs a plan on it. Standard errors are over data
+    sets, so that some hundreds tell 90 % from 88 %.
 
     Args:
         key: seeds parameters, data, starts and noise.
@@ -92,15 +113,22 @@ def simulated_coverage(
         data_sets: how many are drawn.
         moments: public ones; those of the features by default.
 
+    Returns:
+        Coverage and width of both kinds of intervals, at levels 90 % and 50 %, and the
+        trace that they come from.
+
     Raises:
         InputError: if the posterior is no linear regression, or the plans are kinetic.
     """
     if not isinstance(posterior, GaussianPosterior) or plans[0].dynamics.has_velocity:
-        allowed = "a linear regression with overdamped plans"
-        raise InputError("posterior", type(posterior).__name__, allowed)
-    chosen_plans = [plans[index % len(plans)] for index in range(data_sets)]
+        raise InputError(
+            "posterior",
+            type(posterior).__name__,
+            "a linear regression with overdamped plans",
+        )
+    plans_of_data_sets = [plans[index % len(plans)] for index in range(data_sets)]
     simulated = _simulate_data(key, posterior, data_sets)
-    trace = _run_chains(key, posterior, simulated.linear, chosen_plans)
+    trace = _run_chains(key, posterior, simulated.linear, plans_of_data_sets)
     noise_aware_law = noise_aware(trace, moments or posterior)
     chain_counts = _count(
         [central_interval(trace.theta, level) for level in LEVELS],
@@ -113,9 +141,9 @@ def simulated_coverage(
         posterior,
     )
     return Coverage(
-        chain=chain_counts.holds.mean((-1, -2)),
-        noise_aware=aware_counts.holds.mean((-1, -2)),
-        error=aware_counts.holds.mean(-1).std(-1) / data_sets**0.5,
+        chain=chain_counts.is_inside.mean((-1, -2)),
+        noise_aware=aware_counts.is_inside.mean((-1, -2)),
+        error=aware_counts.is_inside.mean(-1).std(-1) / data_sets**0.5,
         chain_width=chain_counts.width.mean((-1, -2)),
         noise_aware_width=aware_counts.width.mean((-1, -2)),
         trace=trace,
@@ -143,10 +171,10 @@ def _simulate_data(
     """Draw parameters from the prior, and outcomes for the posterior's features."""
     keys = chain_keys(key, jnp.arange(data_sets), "truth")
     truth = jax.vmap(posterior.draw_initial)(keys)
-    real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
+    is_real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
     outcomes = np.einsum("knm,dm->dkn", posterior.features, np.asarray(truth))
     generator = host_generator(key, "data")
-    outcomes += real * generator.standard_normal(outcomes.shape)
+    outcomes += is_real * generator.standard_normal(outcomes.shape)
     linear = np.einsum("knm,dkn->dkm", posterior.features, outcomes)
     return _SimulatedData(
         parameters=np.asarray(posterior.parameters(truth)),
@@ -156,10 +184,13 @@ def _simulate_data(
 
 @without_data
 class _DataSets(NamedTuple):
-    """A linear regression whose chains have outcomes of their own: the model."""
+    """A linear regression whose chains have outcomes of their own: the model.
 
-    posterior: Any
-    linear: Any
+    As the axes of the model over which chains are batched: None and 0.
+    """
+
+    posterior: GaussianPosterior | None
+    linear: jax.Array | int
     """[data set, K, m]."""
 
 
@@ -167,10 +198,12 @@ def _step_of_data_set(
     key: jax.Array,
     model: _DataSets,
     state: State,
-    now: KernelRounds,
+    rounds: KernelRounds,
 ) -> tuple[State, Info]:
     """Run one round of the chain of one data set."""
-    return step(key, replace(model.posterior, linear=model.linear), state, now)
+    assert model.posterior is not None
+    linear = cast("Array", model.linear)  # traced, in the place of an array on the host
+    return step(key, replace(model.posterior, linear=linear), state, rounds)
 
 
 def _run_chains(
@@ -180,50 +213,66 @@ def _run_chains(
     plans: Sequence[Plan],
 ) -> Trace:
     """Run one chain for each data set, and return their trace with the transcript."""
-    data_sets, rounds, burn_in = len(plans), len(plans[0].rounds), plans[0].burn_in
-    number = jnp.arange(data_sets)
-    ready = posterior.on_accelerator(data_sets, UNLIMITED_MEMORY)
-    whole_run = Partition(
-        chains=data_sets,
-        rounds=rounds,
-        chunk_chains=data_sets,
-        block_rounds=rounds,
-        group_starts=np.arange(rounds),
+    chain_numbers = jnp.arange(len(plans))
+    partition = _single_block(plans)
+    ready = posterior.on_accelerator(len(plans), UNLIMITED_MEMORY)
+    program = BlockProgram(
+        kernel=_step_of_data_set,
+        model_axes=_DataSets(posterior=None, linear=0),
+        zipped=True,
+        transcript=True,
     )
     simulation = Simulation(
         _DataSets(ready, linear),
         plans,
-        chain_keys(key, number),
-        partition=whole_run,
-        first_kept=burn_in,
-        program=BlockProgram(
-            kernel=_step_of_data_set,
-            model_axes=_DataSets(posterior=None, linear=0),
-            zipped=True,
-            transcript=True,
-        ),
+        chain_keys(key, chain_numbers),
+        partition=partition,
+        first_kept=plans[0].burn_in,
+        program=program,
     )
-    kept_blocks: list[BlockDraws] = []
+    blocks: list[BlockDraws] = []
     run_rounds(
-        initial_states(key, posterior, plans[0], number),
-        whole_run.blocks(),
+        initial_states(key, posterior, plans[0], chain_numbers),
+        partition.blocks(),
         transport=superpose_locally,
         charge=charge_nothing,
         advance=simulation,
-        keep=lambda block, state, kept: kept_blocks.append(kept),
+        keep=lambda block, state, draws: blocks.append(draws),
     )
-    (kept,) = kept_blocks
+    (draws,) = blocks
+    return _trace_of(draws, posterior, plans)
+
+
+def _single_block(plans: Sequence[Plan]) -> Partition:
+    """Return all chains and rounds as one block."""
+    chains = len(plans)
+    rounds = len(plans[0].rounds)
+    return Partition(
+        chains=chains,
+        rounds=rounds,
+        chunk_chains=chains,
+        block_rounds=rounds,
+        group_starts=np.arange(rounds),
+    )
+
+
+def _trace_of(
+    block: BlockDraws, posterior: GaussianPosterior, plans: Sequence[Plan]
+) -> Trace:
+    """Return the trace of a block of all rounds, with its transcript."""
+    rounds = len(plans[0].rounds)
+    burn_in = plans[0].burn_in
     noise = reception_noise(plans, slice(None))
     transcript = Transcript(
-        position=np.asarray(kept.info.gradient_position),
-        gradient=noise.scale[..., None] * np.asarray(kept.info.received),
+        position=np.asarray(block.info.gradient_position),
+        gradient=noise.scale[..., None] * np.asarray(block.info.received),
         noise=noise.variance,
         start=np.arange(rounds),
         rounds=rounds,
     )
-    clip_rate = np.asarray(kept.info.clip_rate)
+    clip_rate = np.asarray(block.info.clip_rate)
     return Trace(
-        theta=posterior.parameters(np.asarray(kept.draws).swapaxes(0, 1)),
+        theta=posterior.parameters(np.asarray(block.draws).swapaxes(0, 1)),
         clip_rate=clip_rate[burn_in:].T,
         burn_in_clip_rate=clip_rate[:burn_in].mean(1),
         warmup=None,
@@ -233,10 +282,10 @@ def _run_chains(
 
 
 class _Counts(NamedTuple):
-    """What intervals hold, and how wide they are."""
+    """What intervals contain, and how wide they are."""
 
-    holds: NDArray[np.bool_]
-    """Whether an interval holds the parameter, [level, data set, m]."""
+    is_inside: NDArray[np.bool_]
+    """Whether an interval contains the parameter, [level, data set, m]."""
     width: Array
     """Over that of the exact posterior's interval, [level, data set, m]."""
 
@@ -250,8 +299,9 @@ def _count(
     lower = np.array([interval[0] for interval in intervals])
     upper = np.array([interval[1] for interval in intervals])
     deviation = np.sqrt(np.diagonal(posterior.exact.covariance))
-    exact_width = np.outer(2 * ndtri((1 + np.array(LEVELS)) / 2), deviation)
+    widths = 2 * ndtri((1 + np.array(LEVELS)) / 2)
+    exact_width = np.outer(widths, deviation)
     return _Counts(
-        holds=(lower < parameters) & (parameters < upper),
+        is_inside=(lower < parameters) & (parameters < upper),
         width=(upper - lower) / exact_width[:, None],
     )

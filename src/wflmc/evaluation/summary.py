@@ -1,14 +1,13 @@
 """One look at a trace: everything `summary.json` says, as a value."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wflmc.evaluation.conditioning import central_interval, noise_aware
-from wflmc.evaluation.coverage import LEVELS, held
+from wflmc.evaluation.coverage import LEVELS, probability_inside
 from wflmc.evaluation.diagnostics import Diagnostics, diagnose, diagnose_functions
 from wflmc.evaluation.scores import (
     SMALLEST_PROBABILITY,
@@ -25,6 +24,7 @@ from wflmc.evaluation.wasserstein import (
     exact_law,
     with_floor,
 )
+from wflmc.planning import Plan
 from wflmc.posterior import (
     CustomPosterior,
     Gaussian,
@@ -38,20 +38,43 @@ from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.notices import Notice, NoticeCode, texts
 from wflmc.support.trees import DrawFunction
 
-FORGETTING = "the chains have not forgotten their start, or are too short to tell."
-SYMMETRIC = (
-    "hidden units of a network can change places, so that weights of different chains need not agree, however long "
-    "they are. R-hat of predictions, which functions={…} gives, tells whether these have converged."
-)
-FEW_CHAINS = 20
+TestSet = tuple[ArrayLike, ArrayLike]
+"""Features[n, d], and targets or labels[n]."""
+
+EXAMPLE_CHAINS = 20
+"""Chains at whose last samples clipped examples are counted."""
 RHAT_CONCERN = 1.2
 """Well above what chains of fifty correlated draws show when all is well."""
+CLIP_RATE_CONCERN = 0.01
+"""The fraction of clipped gradients above which bound and exact law are off."""
+SHOWN_PARAMETERS = 5
+"""Frozen parameters that a notice lists."""
+NOISE_RATIO_SHOWN = 1.05
+"""The least excess of noise that is worth a line."""
+FUNCTION_NAME_WIDTH = 24
+"""Characters of a function's name that a line has room for."""
 
-
-FROM_CHAINS = "{0.worst:.3g} ± {0.worst_se:.1g} (from chains); as many perfect ones show {0.floor:.2g}"
+FORGETTING = "the chains have not forgotten their start, or are too short to tell."
+SYMMETRIC = (
+    "hidden units of a network can change places, so that weights of different chains "
+    "need not agree, however long they are. R-hat of predictions, which functions={…} "
+    "gives, tells whether these have converged."
+)
+FROM_CHAINS = (
+    "{0.worst:.3g} ± {0.worst_se:.1g} (from chains); as many perfect ones show "
+    "{0.floor:.2g}"
+)
 EXCESS = "{:.3g} times what sampling needs: samples spread some {:.2g} times too wide"
-TestSet = tuple[ArrayLike, ArrayLike]
+SCORE_WORDS = {
+    "accuracy": "accuracy",
+    "rmse": "RMSE",
+    "ece": "ECE",
+    "nll": "NLL",
+    "brier": "Brier",
+}
+"""The words for scores, in the order in which they are shown."""
 UNKNOWN = DistanceEstimate(np.zeros(0), np.nan, np.nan)
+"""A distance that compares with nothing."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,48 +84,61 @@ class Evaluation(Shown):
     w2_sq: DistanceEstimate | None
     """Estimated from the chains against the exact posterior."""
     moving_w2_sq: DistanceEstimate | None
-    """The same in the coordinates that chains move in, which the bound is about; None where they are the parameters."""
+    """The same in the coordinates that chains move in, which the bound is about; None
+    where they are the parameters."""
     exact_w2_sq: tuple[float, ...] | None
     """Exact for every round 1..S while nothing is clipped."""
     exact_ess_min: float | None
-    """Of one chain, the parameter with the smallest, exact while nothing is clipped."""
+    """Of one chain, the smallest of all parameters, exact while nothing is clipped."""
     bound: float | None
-    """The plan's bound on W2², worst after burn-in; None for kinetic dynamics, which have none."""
+    """The plan's bound on W2², worst after burn-in; None for kinetic dynamics, which
+    have none."""
     burn_in: int
     """S_b."""
     rhat_max: float | None
-    """ArviZ's R-hat, the largest of all parameters; None without ArviZ or with too few draws."""
+    """ArviZ's R-hat, the largest of all parameters; None without ArviZ or with too few
+    draws."""
     ess_min: float | None
-    """ArviZ's bulk effective sample size of all chains together, the smallest of all parameters."""
+    """ArviZ's bulk effective sample size of all chains together, the smallest of all
+    parameters."""
     ess_tail_min: float | None
     """The same in the tails."""
     clip_rate: dict[str, float | None]
-    """Share of the gradients that were clipped, in `burn_in` and in `samples`."""
+    """The fraction of gradients that were clipped, in `burn_in` and in `samples`."""
     example_clip_rate: float | None
-    """Share of the examples that are clipped one by one at the last samples; None where none are to be."""
+    """The fraction of the examples that are clipped one by one at the last samples;
+    None where none are to be."""
     scores: Calibration | RegressionScores | None
-    """Of each chain's predictions on test data, where there are some: of labels, or of numbers."""
+    """Of each chain's predictions on test data, where there are some: of labels, or of
+    numbers."""
     epsilon_spent: float | None
     """ε of one chain for the worst device."""
     noise_ratio: float
-    """Noise of the kept rounds over what sampling needs, on average."""
+    """Noise of the rounds after burn-in over what sampling needs, on average."""
     coverage: dict[str, float] | None = None
-    """The posterior's probability of 90 % and 50 % intervals, mean over chains and parameters: of the chain's own
-    (`chain_90`, `chain_50`) and, with a transcript, of noise-aware ones (`noise_aware_90`, `noise_aware_50`)."""
+    """The posterior's probability of 90 % and 50 % intervals, mean over chains and
+    parameters: of the chain's own (`chain_90`, `chain_50`) and, with a transcript, of
+    noise-aware ones (`noise_aware_90`, `noise_aware_50`)."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
     spent_before: bool = False
     """Whether ε includes what was spent before the first round."""
     frozen: tuple[int, ...] = ()
-    """Parameters that never move in at least one chain: R-hat leaves them out, and their effective sample size is 0."""
+    """Parameters that never move in at least one chain: R-hat leaves them out, and
+    their effective sample size is 0."""
     functions: Mapping[str, Diagnostics] = field(default_factory=dict)
-    """Of functions of the parameters, such as predictions, by the names that the caller gave."""
+    """Of functions of the parameters, such as predictions, by the names that the caller
+    gave."""
     symmetric: bool = False
     """Whether hidden units of a network may change places."""
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
-        """Return the scores on test data, averaged over chains; None for those that do not exist."""
+        """The scores on test data, averaged over chains.
+
+        Each chain predicts with the mean over its draws. All five names are there:
+        `accuracy`, `ece`, `nll`, `brier` and `rmse`; those that do not exist are None.
+        """
         scores = {} if self.scores is None else self.scores._asdict()
         names = ("accuracy", "ece", "nll", "brier", "rmse")
         return {
@@ -112,19 +148,26 @@ class Evaluation(Shown):
 
     @property
     def worst_exact(self) -> float | None:
-        """Return the exact W2², worst after burn-in, while nothing is clipped."""
-        return (
-            None if self.exact_w2_sq is None else max(self.exact_w2_sq[self.burn_in :])
-        )
+        """The exact W2², worst after burn-in, while nothing is clipped.
+
+        None for models whose law is not known.
+        """
+        if self.exact_w2_sq is None:
+            return None
+        return max(self.exact_w2_sq[self.burn_in :])
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return the texts of `notices`."""
+        """The texts of `notices`, for people; programs decide by the notices' codes."""
         return texts(self.notices)
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """Return warnings derived from the samples; `wflmc.advise` says what would help."""
+        """Warnings derived from the samples, each with a code and a text.
+
+        They are about clipped gradients, chains that disagree or do not move, and
+        distances above the bound. `wflmc.advise` says what would help.
+        """
         return (
             *self._clipping_notices(),
             *self._agreement_notices(),
@@ -136,20 +179,22 @@ class Evaluation(Shown):
         gradients = self.clip_rate["samples"] or 0.0
         examples = self.example_clip_rate or 0.0
         law = "exact law" if self.bound is None else "bound"
-        if gradients > 0.01:
+        if gradients > CLIP_RATE_CONCERN:
             yield Notice(
                 NoticeCode.CLIPPED_GRADIENTS,
-                f"{gradients:.0%} of the gradients of the kept rounds were clipped, which the {law} ignores.",
+                f"{gradients:.0%} of the gradients of the kept rounds were clipped, "
+                f"which the {law} ignores.",
             )
-        if examples > 0.01:
+        if examples > CLIP_RATE_CONCERN:
             yield Notice(
                 NoticeCode.CLIPPED_EXAMPLES,
-                f"{examples:.0%} of the examples are clipped, which the bound and the exact law ignore: the chains "
-                "sample a posterior in which these weigh less.",
+                f"{examples:.0%} of the examples are clipped, which the bound and the "
+                "exact law ignore: the chains sample a posterior in which these weigh "
+                "less.",
             )
 
     def _agreement_notices(self) -> Iterator[Notice]:
-        """Yield notices about chains that do not agree, and parameters that do not move."""
+        """Yield notices about chains that disagree, and parameters that never move."""
         rhat = self.rhat_max or 0.0
         if rhat > RHAT_CONCERN:
             reason = SYMMETRIC if self.symmetric else FORGETTING
@@ -160,129 +205,130 @@ class Evaluation(Shown):
                 text = f"R-hat of {name} is {rhat:.3g}: the chains do not agree on it."
                 yield Notice(NoticeCode.FUNCTION_DISAGREES, text)
         if self.frozen:
-            listed = ", ".join(map(str, self.frozen[:5])) + ", …" * (
-                len(self.frozen) > 5
-            )
+            listed = ", ".join(map(str, self.frozen[:SHOWN_PARAMETERS]))
+            if len(self.frozen) > SHOWN_PARAMETERS:
+                listed += ", …"
             yield Notice(
                 NoticeCode.FROZEN_PARAMETERS,
-                f"{len(self.frozen)} of the parameters never moved in at least one chain ({listed}): these have not "
-                "converged, whatever R-hat says of the others. The step size may be too small for float32.",
+                f"{len(self.frozen)} of the parameters never moved in at least one "
+                f"chain ({listed}): these have not converged, whatever R-hat says of "
+                "the others. The step size may be too small for float32.",
             )
 
     def _distance_notices(self) -> Iterator[Notice]:
-        """Yield notices about chains that are further from the posterior than is known of them."""
+        """Yield notices about chains that are too far from the posterior."""
         distance = self.w2_sq or UNKNOWN
         exact = np.nan if self.worst_exact is None else self.worst_exact
         if distance.worst > 10 * exact + distance.resolution:
             yield Notice(
                 NoticeCode.CLIPPING_KEEPS_AWAY,
-                f"The chains are at W2² = {distance.worst:.3g}, the exact law without clipping at {exact:.3g}: "
-                "clipping keeps them away from it.",
+                f"The chains are at W2² = {distance.worst:.3g}, the exact law without "
+                f"clipping at {exact:.3g}: clipping keeps them away from it.",
             )
-        moved = self.moving_w2_sq or distance
+        # The bound is about the coordinates that chains move in.
+        bounded = self.moving_w2_sq or distance
         bound = np.nan if self.bound is None else self.bound
-        if moved.worst > bound + moved.resolution:
-            where = (
-                ""
-                if self.moving_w2_sq is None
-                else " in the coordinates that they move in"
-            )
+        if bounded.worst > bound + bounded.resolution:
+            space = ""
+            if self.moving_w2_sq is not None:
+                space = " in the coordinates that they move in"
             yield Notice(
                 NoticeCode.ABOVE_BOUND,
-                f"The chains are at W2² = {moved.worst:.3g}{where}, above the plan's bound of {bound:.3g}.",
+                f"The chains are at W2² = {bounded.worst:.3g}{space}, above the plan's "
+                f"bound of {bound:.3g}.",
             )
 
     def _facts(self) -> ShownValues:
-        facts = {
+        return {
             "w2_sq": None if self.w2_sq is None else self.w2_sq.worst,
             "exact_w2_sq": self.worst_exact,
-        }
-        facts |= {
-            name: getattr(self, name)
-            for name in ("bound", "rhat_max", "ess_min", "epsilon_spent")
-        }
-        adjacency = None if self.epsilon_spent is None else self.adjacency
-        counts = {
+            "bound": self.bound,
+            "rhat_max": self.rhat_max,
+            "ess_min": self.ess_min,
+            "epsilon_spent": self.epsilon_spent,
+            "adjacency": None if self.epsilon_spent is None else self.adjacency,
+            **self.mean_scores,
             "clip_rate": self.clip_rate["samples"],
             "warnings": len(self.warnings),
         }
-        return {**facts, "adjacency": adjacency, **self.mean_scores, **counts}
 
     def __str__(self) -> str:
-        clip_rates = (
-            "–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values()
-        )
-        clipping = _line("gradients clipped", "{} in burn-in, {} after", *clip_rates)
-        return "\n".join(
-            [
-                *self._sample_lines(),
-                *clipping,
-                *self._example_lines(),
-                *self._epsilon_lines(),
-            ]
-        )
+        lines = [
+            *self._sample_lines(),
+            *self._clipping_lines(),
+            *self._example_lines(),
+            *self._epsilon_lines(),
+        ]
+        return "\n".join(lines)
 
     @property
     def lines_of_samples(self) -> list[str]:
-        """Lines about the samples alone.
+        """Lines about the samples alone, as `str` has them.
 
         They leave out what `str` says of clipped gradients and of ε, which devices of a
-        federation do not tell and its ledger knows better.
+        federation do not report and its ledger knows better.
         """
         return [*self._sample_lines(), *self._example_lines()]
 
     def _sample_lines(self) -> Iterator[str]:
         """Yield lines about distance, intervals, convergence, scores and noise."""
-        yield from _line("W2² worst after burn-in", FROM_CHAINS, self.w2_sq)
-        yield from _line(
-            "W2² worst after burn-in", "{:.3g} (exact, no clipping)", self.worst_exact
-        )
+        yield from self._distance_lines()
+        yield from self._coverage_lines()
+        yield from self._convergence_lines()
+        yield from self._score_lines()
+        if self.noise_ratio > NOISE_RATIO_SHOWN:
+            spread = self.noise_ratio**0.5
+            yield from _line("noise after burn-in", EXCESS, self.noise_ratio, spread)
+
+    def _distance_lines(self) -> Iterator[str]:
+        label = "W2² worst after burn-in"
+        yield from _line(label, FROM_CHAINS, self.w2_sq)
+        yield from _line(label, "{:.3g} (exact, no clipping)", self.worst_exact)
         draws = len(self.exact_w2_sq or ()) - self.burn_in
         exact_ess = "{:.3g} of {} draws (exact, no clipping)"
         yield from _line("ESS min of one chain", exact_ess, self.exact_ess_min, draws)
+
+    def _coverage_lines(self) -> Iterator[str]:
+        label = "90 % intervals hold"
         coverage = self.coverage or {}
-        yield from _line(
-            "90 % intervals hold", "{:.1%} (chain's own)", coverage.get("chain_90")
-        )
-        yield from _line(
-            "90 % intervals hold",
-            "{:.1%} (noise-aware)",
-            coverage.get("noise_aware_90"),
-        )
+        of_chain = coverage.get("chain_90")
+        of_noise_aware = coverage.get("noise_aware_90")
+        yield from _line(label, "{:.1%} (chain's own)", of_chain)
+        yield from _line(label, "{:.1%} (noise-aware)", of_noise_aware)
+
+    def _convergence_lines(self) -> Iterator[str]:
+        ess = "{:.0f} bulk, {:.0f} tail"
         yield from _line("R-hat max", "{:.4f}", self.rhat_max)
-        yield from _line(
-            "ESS min", "{:.0f} bulk, {:.0f} tail", self.ess_min, self.ess_tail_min
-        )
+        yield from _line("ESS min", ess, self.ess_min, self.ess_tail_min)
         for name, diagnostics in self.functions.items():
-            of_function = "R-hat {:.4f}, ESS {:.0f} bulk, {:.0f} tail"
-            yield from _line(f"of {name}"[:24], of_function, *diagnostics[:3])
-        words = {
-            "accuracy": "accuracy",
-            "rmse": "RMSE",
-            "ece": "ECE",
-            "nll": "NLL",
-            "brier": "Brier",
-        }
+            yield from _line(
+                f"of {name}"[:FUNCTION_NAME_WIDTH],
+                f"R-hat {{:.4f}}, ESS {ess}",
+                diagnostics.rhat_max,
+                diagnostics.ess_min,
+                diagnostics.ess_tail_min,
+            )
+
+    def _score_lines(self) -> Iterator[str]:
         means = self.mean_scores
         scores = ", ".join(
             f"{word} {means[name]:.4f}"
-            for name, word in words.items()
+            for name, word in SCORE_WORDS.items()
             if means[name] is not None
         )
         yield from _line("test set", "{} (mean over chains)", scores or None)
-        if self.noise_ratio > 1.05:
-            yield from _line(
-                "noise after burn-in", EXCESS, self.noise_ratio, self.noise_ratio**0.5
-            )
+
+    def _clipping_lines(self) -> Iterator[str]:
+        rates = [
+            "–" if rate is None else f"{rate:.2%}" for rate in self.clip_rate.values()
+        ]
+        yield from _line("gradients clipped", "{} in burn-in, {} after", *rates)
 
     def _example_lines(self) -> Iterator[str]:
-        """Yield a line about clipped examples."""
-        yield from _line(
-            "examples clipped", "{:.2%} at the last samples", self.example_clip_rate
-        )
+        template = "{:.2%} at the last samples"
+        yield from _line("examples clipped", template, self.example_clip_rate)
 
     def _epsilon_lines(self) -> Iterator[str]:
-        """Yield a line about ε of one chain."""
         label = "ε spent (per chain)"
         if self.epsilon_spent is None:
             yield from _line(label, "none stated")
@@ -293,10 +339,10 @@ class Evaluation(Shown):
         yield from _line(label, "{:.4g} {}", self.epsilon_spent, whose)
 
 
-def _line(label: str, form: str, *values: object) -> Iterator[str]:
+def _line(label: str, template: str, *values: object) -> Iterator[str]:
     """Yield a line with values in it; none where one of the values does not exist."""
     if None not in values:
-        yield f"{label:<25}{form.format(*values)}"
+        yield f"{label:<25}{template.format(*values)}"
 
 
 def evaluate(
@@ -306,114 +352,184 @@ def evaluate(
     law: ExactLaw | None = None,
     functions: Mapping[str, DrawFunction] | None = None,
 ) -> Evaluation:
-    """Return distance to the posterior (where it is known), R-hat, ESS, clip rate, test scores and privacy spent.
+    """Evaluate a trace: distance, convergence, clipping, test scores and privacy spent.
 
-    The privacy is that of one chain; chains are replicas for evaluation, and publishing several from the same
-    devices would add their losses up.
+    The privacy is that of one chain: chains are replicas for evaluation, and publishing
+    several from the same devices would add their losses up. Distances need a posterior
+    whose law is known, such as a linear regression, and several chains.
 
     Args:
         trace: of `sample`.
-        posterior: None where nobody holds all of the data: then only R-hat, ESS and the privacy are evaluated.
-        test: features[n, d] and targets[n], or labels[n] as in the training data, on which predictions are scored.
+        posterior: None where nobody holds all of the data: then only R-hat, ESS and the
+            privacy are evaluated.
+        test: features[n, d] and targets[n], or labels[n] as in the training data, on
+            which predictions are scored.
         law: of the plan's chains, where it has been computed already.
-        functions: of the parameters of one draw, by name, such as predictions, whose R-hat and ESS stand beside those
-            of the parameters; by default those of `posterior_from`.
+        functions: of the parameters of one draw, by name, such as predictions, whose
+            R-hat and ESS stand beside those of the parameters; by default those of
+            `posterior_from`.
+
+    Returns:
+        The evaluation; `print` shows it in a few lines.
+
+    Raises:
+        InputError: for what is not a trace, a posterior of another size, a test set
+            that does not fit the model, or a function that JAX cannot trace.
     """
-    if not isinstance(trace, Trace):
-        raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
-    parameters_of_trace = trace.theta.shape[-1]
-    if posterior is not None and posterior.dim != parameters_of_trace:
-        allowed = f"the one that was sampled, of {parameters_of_trace} parameters"
-        raise InputError("posterior", f"one of {posterior.dim} parameters", allowed)
-    plans, model, distance, moving = trace.plans, cast("object", posterior), None, None
-    known = model if isinstance(model, HasLaw) else None
-    if known is not None and trace.theta.shape[0] > 1:
-        distance = _distance(trace.theta, known.exact)
-        if known.coordinates is not None:
-            moving = _distance(
-                known.coordinates.of(trace.theta), known.exact_in_coordinates
-            )
-    own = model if isinstance(model, CustomPosterior) else None
-    functions = functions or ({} if own is None else own.model.sites.functions)
-    parameters = (
-        trace.theta if own is None or not functions else own.unflatten(trace.theta)
-    )
+    _check_arguments(trace, posterior)
+    plans = trace.plans
+    exact = _exact_posterior(posterior)
+    functions = functions or _own_functions(posterior)
     law = law or exact_law(posterior, plans)
-    spent = [plan.epsilon_spent for plan in plans if plan.epsilon_spent is not None]
-    bounds = [
-        plan.bound[plan.burn_in :].max() for plan in plans if plan.bound is not None
-    ]
+    diagnosed = trace.theta
+    if trace.predictions is not None:
+        diagnosed = trace.predictions.logits
+    diagnostics = diagnose(diagnosed)
     return Evaluation(
-        w2_sq=distance,
-        moving_w2_sq=moving,
+        w2_sq=None if exact is None else _distance(trace.theta, exact),
+        moving_w2_sq=_distance_in_coordinates(trace, posterior),
         exact_w2_sq=law.w2_sq,
         exact_ess_min=law.ess_min,
-        bound=None if len(bounds) < len(plans) else float(max(bounds)),
+        bound=_largest_bound(plans),
         burn_in=trace.plan.burn_in,
-        **diagnose(
-            trace.theta if trace.predictions is None else trace.predictions.logits
-        )._asdict(),
+        rhat_max=diagnostics.rhat_max,
+        ess_min=diagnostics.ess_min,
+        ess_tail_min=diagnostics.ess_tail_min,
+        frozen=diagnostics.frozen,
         clip_rate={
             "burn_in": _mean(trace.burn_in_clip_rate),
             "samples": _mean(trace.clip_rate),
         },
-        example_clip_rate=_examples_clipped(trace, posterior),
+        example_clip_rate=_example_clip_rate(trace, posterior),
         scores=None if test is None else _scores(trace, posterior, test),
-        epsilon_spent=None if len(spent) < len(plans) else max(spent),
+        epsilon_spent=_largest_epsilon(plans),
         spent_before=any(np.any(plan.ledger) for plan in plans),
         noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
-        coverage=None if known is None else _coverage(trace, posterior, known.exact),
+        coverage=None if exact is None else _coverage(trace, posterior, exact),
         adjacency=trace.plan.privacy.adjacency,
-        functions=diagnose_functions(parameters, functions),
-        symmetric=own is not None and own.model.sites.symmetric,
+        functions=_function_diagnostics(trace, posterior, functions),
+        symmetric=_is_symmetric(posterior),
     )
 
 
-def _distance(theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate:
+def _check_arguments(trace: object, posterior: Posterior | None) -> None:
+    if not isinstance(trace, Trace):
+        raise InputError("trace", type(trace).__name__, "a trace of wflmc.sample(…)")
+    parameters = trace.theta.shape[-1]
+    if posterior is not None and posterior.dim != parameters:
+        raise InputError(
+            "posterior",
+            f"one of {posterior.dim} parameters",
+            f"the one that was sampled, of {parameters} parameters",
+        )
+
+
+def _exact_posterior(posterior: object) -> Gaussian | None:
+    """Return the exact posterior of the parameters, where it is known."""
+    return posterior.exact if isinstance(posterior, HasLaw) else None
+
+
+def _distance(theta: NDArray[np.floating], exact: Gaussian) -> DistanceEstimate | None:
+    """Return the distance of chains with its floor; None of a single chain."""
+    if len(theta) < 2:
+        return None
     return with_floor(estimate_w2_sq(theta, exact), theta, exact)
+
+
+def _distance_in_coordinates(
+    trace: Trace, posterior: object
+) -> DistanceEstimate | None:
+    """Return the distance in the coordinates of chains; None in the parameters."""
+    if not isinstance(posterior, HasLaw) or posterior.coordinates is None:
+        return None
+    positions = posterior.coordinates.of(trace.theta)
+    return _distance(positions, posterior.exact_in_coordinates)
+
+
+def _largest_bound(plans: Sequence[Plan]) -> float | None:
+    """Return the largest bound after burn-in; None where a plan has none."""
+    bounds = []
+    for plan in plans:
+        if plan.bound is None:
+            return None
+        bounds.append(float(plan.bound[plan.burn_in :].max()))
+    return max(bounds)
+
+
+def _largest_epsilon(plans: Sequence[Plan]) -> float | None:
+    """Return the largest ε that a plan spends; None where a plan states none."""
+    spent = [plan.epsilon_spent for plan in plans]
+    stated = [epsilon for epsilon in spent if epsilon is not None]
+    return None if len(stated) < len(spent) else max(stated)
+
+
+def _own_functions(posterior: object) -> Mapping[str, DrawFunction]:
+    """Return the functions that a custom model brings along."""
+    if isinstance(posterior, CustomPosterior):
+        return posterior.model.sites.functions
+    return {}
+
+
+def _function_diagnostics(
+    trace: Trace, posterior: object, functions: Mapping[str, DrawFunction]
+) -> dict[str, Diagnostics]:
+    """Return diagnostics of functions of the parameters, in the model's own pytree."""
+    if functions and isinstance(posterior, CustomPosterior):
+        return diagnose_functions(posterior.unflatten(trace.theta), functions)
+    return diagnose_functions(trace.theta, functions)
+
+
+def _is_symmetric(posterior: object) -> bool:
+    """Return whether hidden units of the model may change places."""
+    if isinstance(posterior, CustomPosterior):
+        return posterior.model.sites.symmetric
+    return False
 
 
 def _coverage(
     trace: Trace, posterior: Posterior | None, exact: Gaussian
 ) -> dict[str, float]:
-    """Return the posterior's probability of the chain's and of noise-aware intervals."""
-    found = {
-        f"chain_{100 * level:.0f}": held(exact, central_interval(trace.theta, level))
-        for level in LEVELS
-    }
-    if trace.transcript is not None and posterior is not None:
-        made = noise_aware(trace, posterior, draws=1)
-        found |= {
-            f"noise_aware_{100 * level:.0f}": held(exact, made.interval(level))
-            for level in LEVELS
-        }
-    return found
+    """Return the posterior's probability of a chain's and of noise-aware intervals."""
+    coverage = {}
+    for level in LEVELS:
+        interval = central_interval(trace.theta, level)
+        coverage[f"chain_{100 * level:.0f}"] = probability_inside(exact, interval)
+    if trace.transcript is None or posterior is None:
+        return coverage
+    aware = noise_aware(trace, posterior, draws=1)
+    for level in LEVELS:
+        interval = aware.interval(level)
+        coverage[f"noise_aware_{100 * level:.0f}"] = probability_inside(exact, interval)
+    return coverage
 
 
 def _mean(rates: NDArray[np.floating]) -> float | None:
-    """Return the mean; None where there are no rates, or where devices do not report them (nan)."""
-    return None if not rates.size or np.isnan(rates).any() else float(rates.mean())
+    """Return the mean; None of no rates, or where devices do not report them (nan)."""
+    if not rates.size or np.isnan(rates).any():
+        return None
+    return float(rates.mean())
 
 
 def _scores(
     trace: Trace, posterior: object, test: TestSet
 ) -> Calibration | RegressionScores:
+    """Score predictions on a test set, by the kind of the model."""
     if len(test) != 2:
         raise InputError(
             "test",
             f"{len(test)} values",
             "two: features[n, d] and targets or labels[n]",
         )
+    features, targets = test
     try:
         if isinstance(posterior, GaussianPosterior):
-            return regression_scores(posterior, trace.theta, *test)
+            return regression_scores(posterior, trace.theta, features, targets)
         if isinstance(posterior, Predicts) and trace.predictions is not None:
-            return calibration(
-                np.maximum(trace.predictions.probability, SMALLEST_PROBABILITY),
-                posterior.classes_of(test[1]),
-            )
+            averages = trace.predictions.probability
+            probabilities = np.maximum(averages, SMALLEST_PROBABILITY)
+            return calibration(probabilities, posterior.classes_of(targets))
         if isinstance(posterior, Predicts):
-            return predictive_scores(posterior, trace.theta, *test)
+            return predictive_scores(posterior, trace.theta, features, targets)
     except InputError as error:
         raise InputError("test", error.given, error.allowed) from None
     raise InputError(
@@ -421,19 +537,20 @@ def _scores(
     )
 
 
-def _examples_clipped(trace: Trace, posterior: Posterior | None) -> float | None:
-    """Return the share of examples whose gradient exceeds its clip, at the last sample of a few chains."""
-    plans, last = trace.plans, trace.theta[:FEW_CHAINS, -1]
-    unreported = bool(
-        np.all(np.isnan(trace.clip_rate))
-    )  # by the devices of a federation
-    if (
-        posterior is None
-        or unreported
-        or not any(np.isfinite(plan.example_clip).any() for plan in plans)
-    ):
+def _example_clip_rate(trace: Trace, posterior: Posterior | None) -> float | None:
+    """Return the fraction of examples whose gradient exceeds its clip.
+
+    It is counted at the last samples of a few chains; None where no examples are
+    clipped, or the devices of a federation do not report clipping.
+    """
+    clips_examples = any(np.isfinite(plan.example_clip).any() for plan in trace.plans)
+    is_unreported = bool(np.all(np.isnan(trace.clip_rate)))
+    if posterior is None or is_unreported or not clips_examples:
         return None
+    last_samples = trace.theta[:EXAMPLE_CHAINS, -1]
     limits = [
-        np.repeat(plan.clips_at[1], posterior.sizes) for plan in plans[: len(last)]
+        np.repeat(plan.clips_at[1], posterior.sizes)
+        for plan in trace.plans[: len(last_samples)]
     ]
-    return float(np.mean(posterior.example_norms(last) > np.stack(limits)))
+    is_clipped = posterior.example_norms(last_samples) > np.stack(limits)
+    return float(np.mean(is_clipped))
