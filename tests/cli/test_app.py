@@ -42,11 +42,11 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
 
 SLOW_PLAN = """
 from wflmc.evaluation import burn_in
-block = burn_in._block
+block = burn_in._run_block
 def reported(*arguments):
     print("a block of compiled work", flush=True)
     return block(*arguments)
-burn_in._block = reported
+burn_in._run_block = reported
 from wflmc.cli import main
 main()
 """

@@ -1,9 +1,11 @@
-"""How long a chain remembers its start: a burn-in from R-hat over many chains, as the paper proposes.
+"""How long a chain remembers its start: a burn-in from R-hat over many chains.
 
-R-hat compares the variance between chains with that within them (Gelman & Rubin 1992). Its usual form needs
-chains many times longer than the memory it is to measure. The nested form (Margossian et al., 2022) does not:
-groups of chains share a start, and round by round the variance between the groups' means, which only a
-remembered start can cause, is compared with the variance inside the groups.
+The paper proposes R-hat, which compares the variance between chains with that within
+them (Gelman & Rubin 1992). Its usual form needs chains many times longer than the
+memory it is to measure. The nested form (Margossian et al., 2022) does not: groups of
+chains have a common start, and round by round the variance between the groups' means,
+which only a remembered start can cause, is compared with the variance inside the
+groups.
 """
 
 from functools import partial
@@ -15,7 +17,7 @@ import numpy as np
 from wflmc import channel
 from wflmc.channel import Link
 from wflmc.dynamics import OVERDAMPED, Dynamics
-from wflmc.planning import PlanRequest, Policy, Sampler, plan_from
+from wflmc.planning import Plan, PlanRequest, Policy, Sampler, plan_from
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.sampling import (
@@ -32,22 +34,37 @@ from wflmc.support.errors import InputError
 from wflmc.support.keys import named
 
 RHAT_LIMIT = 1.01
-GROUPS, MEMBERS = 16, 256
-"""With 256 members the R-hat of independent groups is about 1 + 1/512, well below the limit."""
+"""R-hat below which chains have forgotten their start (Vehtari et al. 2021)."""
+GROUPS = 16
+"""Starts that are compared."""
+MEMBERS = 256
+"""Chains of a group. The R-hat of independent groups is then about 1 + 1/512, well
+below the limit."""
 BLOCK = 64
+"""Rounds that are run at a time."""
 
 
 def nested_rhat(theta: jax.Array) -> jax.Array:
-    """Return √((W + B)/W) of theta[group, member, m] for each parameter, [m]."""
+    """Return the nested R-hat √((W + B)/W) of every parameter at one time.
+
+    B is the variance of the groups' means, W the mean variance inside the groups. A
+    parameter that does not move within any group has no R-hat: nan, or infinite.
+
+    Args:
+        theta: [group, member, m].
+
+    Returns:
+        R-hat, [m].
+    """
     between = jnp.var(theta.mean(1), axis=0, ddof=1)
     within = jnp.var(theta, axis=1, ddof=1).mean(0)
     return jnp.sqrt((within + between) / within)
 
 
 @jax.jit
-def _block(
+def _run_block(
     posterior: Posterior,
-    now: KernelRounds,
+    rounds: KernelRounds,
     state: State,
     keys: jax.Array,
 ) -> tuple[State, jax.Array]:
@@ -55,8 +72,9 @@ def _block(
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:
         advance = jax.vmap(step, (0, None, CHAIN_AXES, None), (CHAIN_AXES, 0))
-        moved, _ = advance(round_keys(keys, state.round), posterior, state, now)
-        return moved, nested_rhat(moved.position.reshape(GROUPS, MEMBERS, -1)).max()
+        moved, _ = advance(round_keys(keys, state.round), posterior, state, rounds)
+        by_group = moved.position.reshape(GROUPS, MEMBERS, -1)
+        return moved, nested_rhat(by_group).max()
 
     return jax.lax.scan(body, state, None, BLOCK)
 
@@ -68,16 +86,63 @@ def choose_burn_in(
     limit: int,
     dynamics: Dynamics = OVERDAMPED,
 ) -> int:
-    """Return the smallest S_b after which R-hat over the chains stays below 1.01, by a noiseless pilot.
+    """Return the smallest S_b after which R-hat over the chains stays below 1.01.
 
-    The pilot is a simulation on pooled data, in which real devices take no part. It starts from draws of the
-    prior, because equal starts would hide what R-hat looks for, and goes on until R-hat has stayed below the
-    limit for as long as it took to get there.
+    A noiseless pilot is simulated on pooled data, in which real devices take no part.
+    Its result depends on the data, which ε does not cover. It starts from draws of the
+    prior, because equal starts would hide what R-hat looks for, and goes on until R-hat
+    has stayed below the limit for as long as it took to get there.
 
     Args:
+        key: seeds the pilot, with numbers other than those of a run with this key.
+        posterior: of the pooled data.
+        step_size: η, or h of kinetic dynamics.
         limit: the largest number of pilot rounds.
-        dynamics: overdamped by default. Groups share their first velocity too where there is one.
+        dynamics: overdamped by default. Groups have a common first velocity too where
+            there is one.
+
+    Returns:
+        S_b, in rounds.
+
+    Raises:
+        InputError: if the start cannot be forgotten within the limit, or R-hat has not
+            settled at its end.
     """
+    pilot = _noiseless_plan(posterior, step_size, dynamics)
+    min_rounds = dynamics.rounds_to_forget(step_size, posterior.mu, pilot.gamma)
+    if min_rounds > limit:
+        raise InputError(
+            "max_burn_in",
+            limit,
+            f"at least {min_rounds:.3g}, which a step of {step_size:.3g} with mu = "
+            f"{posterior.mu:.3g} takes to forget the start (or give burn_in)",
+            section="sampler",
+        )
+    rounds = jax.device_put(kernel_rounds(pilot)[0])
+    posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
+    key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
+    state = _initial_state(key, posterior, pilot)
+    keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
+    rhat = np.zeros(0)
+    while rhat.size < limit:
+        state, rhat_of_block = _run_block(posterior, rounds, state, keys)
+        rhat = np.concatenate([rhat, np.asarray(rhat_of_block)])[:limit]
+        burn_in = _rounds_remembered(rhat)
+        has_stayed = 2 * burn_in + BLOCK // 2 <= rhat.size
+        has_stayed_to_end = rhat.size == limit and 2 * burn_in <= limit
+        if has_stayed or has_stayed_to_end:
+            return burn_in
+    raise InputError(
+        "max_burn_in",
+        limit,
+        f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give "
+        "burn_in)",
+        section="sampler",
+    )
+
+
+def _noiseless_plan(posterior: Posterior, step_size: float, dynamics: Dynamics) -> Plan:
+    """Return a plan without channel noise, of a single round."""
     request = PlanRequest(
         link=Link(channel.static()),
         privacy=Privacy(),
@@ -87,38 +152,25 @@ def choose_burn_in(
         sampler=Sampler(dynamics=dynamics),
         policy=Policy("noiseless"),
     )
-    ideal = plan_from(posterior, request)
-    needed = dynamics.rounds_to_forget(step_size, posterior.mu, ideal.gamma)
-    if needed > limit:
-        why = f"which a step of {step_size:.3g} with mu = {posterior.mu:.3g} takes to forget the start"
-        allowed = f"at least {needed:.3g}, {why} (or give burn_in)"
-        raise InputError("max_burn_in", limit, allowed, section="sampler")
-    now = jax.device_put(kernel_rounds(ideal)[0])
-    posterior = posterior.on_accelerator(GROUPS * MEMBERS, default_memory() / 4)
-    key = named(key, "pilot")  # not the numbers of the run that the burn-in is for
-    theta = jax.vmap(partial(posterior.draw_initial, init="prior"))(
-        jax.random.split(named(key, "init"), GROUPS)
-    )
-    begin = initial_states(
-        key,
-        posterior,
-        ideal,
-        jnp.arange(GROUPS),
-        State(theta, jnp.zeros((), jnp.int32)),
-    )
-    state: State = jax.tree.map(
-        lambda each: jnp.repeat(each, MEMBERS, axis=0) if each.ndim else each, begin
-    )
-    keys = jax.random.split(named(key, "noise"), GROUPS * MEMBERS)
-    rhat = np.zeros(0)
-    while rhat.size < limit:
-        state, more = _block(posterior, now, state, keys)
-        rhat = np.concatenate([rhat, np.asarray(more)])[:limit]
-        remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
-        settled = int(remembers[-1]) + 1 if remembers.size else 0
-        if 2 * settled + BLOCK // 2 <= rhat.size or (
-            rhat.size == limit and 2 * settled <= limit
-        ):
-            return settled
-    allowed = f"larger: R-hat over the chains has not settled below {RHAT_LIMIT} (or give burn_in)"
-    raise InputError("max_burn_in", limit, allowed, section="sampler")
+    return plan_from(posterior, request)
+
+
+def _initial_state(key: jax.Array, posterior: Posterior, pilot: Plan) -> State:
+    """Return the state of all chains, in which the members of a group are equal."""
+    draw_from_prior = partial(posterior.draw_initial, init="prior")
+    group_keys = jax.random.split(named(key, "init"), GROUPS)
+    positions = jax.vmap(draw_from_prior)(group_keys)
+    start = State(positions, jnp.zeros((), jnp.int32))
+    groups = initial_states(key, posterior, pilot, jnp.arange(GROUPS), start)
+
+    def repeat(values: jax.Array) -> jax.Array:
+        return jnp.repeat(values, MEMBERS, axis=0) if values.ndim else values
+
+    state: State = jax.tree.map(repeat, groups)
+    return state
+
+
+def _rounds_remembered(rhat: np.ndarray) -> int:
+    """Return the number of rounds up to the last whose R-hat is not below the limit."""
+    remembers = np.flatnonzero(~(rhat < RHAT_LIMIT))
+    return int(remembers[-1]) + 1 if remembers.size else 0
