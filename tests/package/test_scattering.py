@@ -170,7 +170,7 @@ def test_the_cache_has_the_same_features_and_is_used_the_second_time(
     assert [path.suffix for path in (tmp_path / "wflmc" / "scattering").iterdir()] == [
         ".npy"
     ]
-    monkeypatch.setattr(module, "_normalised", lambda _: pytest.fail("computed again"))
+    monkeypatch.setattr(module, "_normalized", lambda _: pytest.fail("computed again"))
     second = cached_features(few)
     assert isinstance(second, np.memmap)
     np.testing.assert_array_equal(first, second)
@@ -187,14 +187,14 @@ def test_other_images_and_other_versions_have_files_of_their_own(
 
 
 def test_an_interrupted_computation_leaves_no_file(images, tmp_path, monkeypatch):
-    computed, batches = module._normalised, iter([True, False])
+    computed, batches = module._normalized, iter([True, False])
 
     def stop(batch):
         if not next(batches):
             raise KeyboardInterrupt
         return computed(batch)
 
-    monkeypatch.setattr(module, "_normalised", stop)
+    monkeypatch.setattr(module, "_normalized", stop)
     with pytest.raises(KeyboardInterrupt):
         cached_features(images, tmp_path / "own")
     assert not list((tmp_path / "own").iterdir())

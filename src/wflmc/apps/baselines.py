@@ -1,17 +1,23 @@
-"""Protocols that are not wireless federated Langevin Monte Carlo, for comparison: both give a point estimate.
+"""Protocols other than wireless federated Langevin Monte Carlo, for comparison.
 
-Federated gradient descent over the air (`gradient_descent`) is the frequentist counterpart and seeks the posterior's
-mode. The same devices send the same clipped gradients over the same link under the same promise, and the server takes
-θ ← θ − η K/(α K_a) y. No noise is wanted, so that the server adds none and devices send as strongly as transmit power
-and an equal part of their privacy budget allow, also where Langevin sampling would have them send more softly. It is
-the counterpart of `power = "equal"`: both could spend more in late rounds.
+Both give a point estimate.
 
-Scalable Bayesian federated learning (`sbfl`, Lee et al. 2020) sends one-bit gradients, one device at a time. Each
-device removes the mean of its gradient's entries and sends their signs, on a channel of its own (orthogonal access):
-S rounds are ⌊S/K⌋ iterations. From what it hears, y = h sign + n with n ~ N(0, 1/SNR) per entry, the server takes the
-expected gradient, mean + √(2/π) std tanh(h y SNR), under a Gaussian prior whose mean and standard deviation the
-devices report; it sums these over the devices and takes a step with momentum. The name notwithstanding, what is
-learned is a single θ.
+Federated gradient descent over the air (`gradient_descent`) is the frequentist
+counterpart and seeks the posterior's mode. The same devices transmit the same clipped
+gradients over the same link under the same promise, and the server computes
+θ ← θ − η K/(α K_a) y. Noise is of no use here, so that the server adds none and devices
+transmit as strongly as their power and an equal part of their privacy budget allow,
+also where Langevin sampling would have them transmit more softly. It is the counterpart
+of `power = "equal"`: both could spend more in late rounds.
+
+Scalable Bayesian federated learning (`sbfl`, Lee et al. 2020) transmits one-bit
+gradients, one device at a time. Each device removes the mean of its gradient's entries
+and transmits their signs, on a channel of its own (orthogonal access): S rounds are
+⌊S/K⌋ iterations. From what it receives, y = h sign + n with n ~ N(0, 1/SNR) per entry,
+the server computes the expected gradient, mean + √(2/π) std tanh(h y SNR), under a
+Gaussian prior whose mean and standard deviation the devices report; it sums these over
+the devices and takes a step with momentum. The name notwithstanding, what is learned is
+a single θ.
 """
 
 from collections.abc import Sequence
@@ -43,6 +49,9 @@ from wflmc.privacy import Privacy
 from wflmc.support.errors import InputError, SamplingError, unknown
 from wflmc.support.keys import check_key, named
 
+POWER_TOLERANCE = 1e-9
+"""Relative, by which a device may be below its power limit and still count as at it."""
+
 
 def gradient_descent(
     posterior: Posterior,
@@ -56,25 +65,36 @@ def gradient_descent(
     init: str = "prior",
     ledger: ArrayLike | None = None,
 ) -> Plan:
-    """Return descent on −log p(θ|D), as a plan that `wflmc.sample` runs, many replicas at once.
+    """Return descent on −log p(θ|D), as a plan that `wflmc.sample` runs.
 
-    The prior is its weight decay. With `trace = wflmc.sample(key, posterior, plan, chains=…)` the estimates are the
-    last iterates, `trace.theta[:, -1]`, or averages of the last rounds, `trace.theta.mean(1)`, which are less noisy.
+    Many replicas run at once. The prior is the weight decay of the descent. With
+    `trace = wflmc.sample(key, posterior, plan, chains=…)` the estimates are the last
+    iterates, `trace.theta[:, -1]`, or averages of the last rounds,
+    `trace.theta.mean(1)`, which are less noisy. Bound, objective and regime of the plan
+    are empty: they are about sampling.
 
     Args:
-        posterior, link, privacy: as of `wflmc.plan`.
+        posterior: whose mode is sought.
+        link: as of `wflmc.plan`.
+        privacy: the promise to the devices.
         step_size: η, above 0 and below 2/L: a number, or one for each round.
         rounds: S.
         average: how many of the last ones are kept.
-        schedule: all, or threshold: those that sampling would have send, which for small steps are too few here.
+        schedule: which devices transmit: all, or threshold, which are those that
+            sampling would have transmit; for small steps these are too few here.
         init: prior or zero, where it starts.
         ledger: what devices have spent before, [K].
+
+    Returns:
+        The plan; the server adds no noise.
+
+    Raises:
+        InputError: if an argument is outside its range.
     """
     if schedule not in ("threshold", "all"):
         raise unknown("schedule", schedule, ("threshold", "all"))
-    for name, value, most in (("rounds", rounds, np.inf), ("average", average, rounds)):
-        if not isinstance(value, int | np.integer) or not 1 <= value <= most:
-            raise InputError(name, value, f"a whole number from 1 to {most}")
+    _check_count("rounds", rounds, np.inf)
+    _check_count("average", average, rounds)
     check_posterior(posterior)
     request = PlanRequest(
         link=link,
@@ -88,18 +108,18 @@ def gradient_descent(
         initial_w2_sq=0.0,
     )
     planned = plan_from(posterior, request)
-    at_power = planned.power_share >= 1 - 1e-9
-    # Bound, objective and most warnings of a plan are about sampling: here nothing is sampled.
+    at_power = planned.power_share >= 1 - POWER_TOLERANCE
+    input_problems = input_notices(posterior, link, privacy)
+    estimate_problems = estimate_notices(posterior)
+    # Bound, objective and most warnings of a plan are about sampling: here nothing is
+    # sampled.
     certificate = replace(
         planned.certificate,
         limit=np.where(at_power, LIMITS.index(POWER), LIMITS.index(DP)),
         regime=None,
         bound=None,
         objective=np.nan,
-        notices=(
-            *input_notices(posterior, link, privacy),
-            *estimate_notices(posterior),
-        ),
+        notices=(*input_problems, *estimate_problems),
     )
     return Plan(
         rounds=replace(planned.rounds, server_noise=np.zeros(rounds)),
@@ -108,13 +128,28 @@ def gradient_descent(
     )
 
 
+def _check_count(name: str, value: int, largest: float) -> None:
+    """Raise unless a value is a whole number from 1 on."""
+    is_whole = isinstance(value, int | np.integer)
+    if not is_whole or not 1 <= value <= largest:
+        raise InputError(name, value, f"a whole number from 1 to {largest}")
+
+
 def loudest(problem: Problem) -> Allocation:
-    """Send as strongly as transmit power and each sender's budget, in equal parts over its rounds, allow."""
+    """Return the largest gains that transmit power and the privacy budgets allow.
+
+    Each active device spends an equal part of its budget in every round in which it
+    transmits. In contrast to the policy `equal`, the noise that sampling needs is no
+    limit. It is a power policy, as `wflmc.Policy` takes them.
+
+    Args:
+        problem: caps of every round, and budgets.
+    """
     return Allocation(np.minimum(problem.power_cap, equal_parts(problem)))
 
 
 class Experiments(NamedTuple):
-    """What tells the experiments of `sbfl` apart: channels and random numbers."""
+    """What distinguishes the experiments of `sbfl`: channels and random numbers."""
 
     gains: jax.Array
     """|h| of every device's own channel block, [experiment, iteration, device]."""
@@ -125,7 +160,7 @@ class Experiments(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """Where experiments of `sbfl` end, and what tells whether they have diverged."""
+    """Where experiments of `sbfl` end, and how far they have gone."""
 
     theta: jax.Array
     """θ after the last iteration, [experiment, m]."""
@@ -136,7 +171,8 @@ class Descent(NamedTuple):
 
 
 DIVERGENCE_FACTOR = 10.0
-"""An iterate has diverged so many times farther from the start than the mode can be."""
+"""An iterate has diverged if it is so many times farther from the start than the mode
+can be."""
 
 
 def sbfl(
@@ -191,10 +227,12 @@ def sbfl(
     step = stable_step_size(posterior, momentum) if step_size is None else step_size
     if not 0 < step < np.inf:
         raise InputError("step_size", step, "finite and above 0")
+    if numbers is None:
+        numbers = range(len(links))
     experiments = Experiments(
         gains=jnp.stack([_gains_in_turn(link, iterations, devices) for link in links]),
         snr=jnp.stack([link.snr(devices) for link in links]),
-        numbers=jnp.arange(len(links)) if numbers is None else jnp.asarray(numbers),
+        numbers=jnp.asarray(numbers),
     )
     sizes = np.asarray(posterior.sizes, dtype=float)
     descent = _descend(
@@ -233,7 +271,8 @@ def _gains_in_turn(link: Link, iterations: int, devices: int) -> NDArray[np.floa
     """Return |h| of every device's own channel blocks, [iteration, device]."""
     device = np.arange(devices)
     block = np.arange(iterations)[:, None] * devices + device
-    return np.abs(link.gains(iterations * devices, devices))[block, device]
+    all_gains = np.abs(link.gains(iterations * devices, devices))
+    return all_gains[block, device]
 
 
 def _check_descent(
@@ -249,14 +288,15 @@ def _check_descent(
     of the devices' gradients are added up instead, as unlike devices may lead θ away
     from a start at the mode.
     """
-    finite = np.isfinite(descent.theta).all(-1)
+    is_finite = np.isfinite(descent.theta).all(-1)
     farthest_mode = np.asarray(descent.initial_gradient_norm) / posterior.mu
-    near = np.asarray(descent.distance) <= DIVERGENCE_FACTOR * farthest_mode
-    diverged = np.flatnonzero(~(finite & near))
+    largest_distance = DIVERGENCE_FACTOR * farthest_mode
+    is_near = np.asarray(descent.distance) <= largest_distance
+    diverged = np.flatnonzero(~(is_finite & is_near))
     if diverged.size:
         stable = stable_step_size(posterior, momentum)
         raise SamplingError(
-            f"{diverged.size} of {finite.size} experiments of sbfl diverged: "
+            f"{diverged.size} of {is_finite.size} experiments of sbfl diverged: "
             f"step_size = {step:g} is too large with momentum = {momentum:g}. "
             f"Leave it out, or try {stable:g} or less."
         )
@@ -281,7 +321,8 @@ def _descend(
         noise_key = jax.random.fold_in(named(key, "sbfl"), number)
 
         def iterate(
-            carry: tuple[jax.Array, jax.Array], scheduled: tuple[jax.Array, jax.Array]
+            carry: tuple[jax.Array, jax.Array],
+            scheduled: tuple[jax.Array, jax.Array],
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
             theta, velocity = carry
             index, gain = scheduled
@@ -302,10 +343,31 @@ def _descend(
 
 
 def estimate(
-    gradient: jax.Array, gain: jax.Array, snr: jax.Array, noise: jax.Array
+    gradient: jax.Array,
+    gain: jax.Array,
+    snr: jax.Array,
+    noise: jax.Array,
 ) -> jax.Array:
-    """Return what the server takes each device's gradient for: gradient[K, m], gain[K], standard normal noise[K, m]."""
+    """Return the server's estimate of each device's gradient from its signs.
+
+    It receives y = h sign(g − mean) + n/√SNR and estimates mean + √(2/π) std tanh(h y
+    SNR), the expected entry given y of a Gaussian with this mean and standard
+    deviation. These are of the entries of a gradient; its device reports them without
+    error.
+
+    Args:
+        gradient: of every device, [K, m].
+        gain: |h| of every device's channel, [K].
+        snr: P_k/(m N0) as a ratio, [K, 1].
+        noise: standard normal, [K, m].
+
+    Returns:
+        The estimates, [K, m].
+    """
     mean = gradient.mean(-1, keepdims=True)
-    spread = gradient.std(-1, keepdims=True)
-    received = gain[:, None] * jnp.sign(gradient - mean) + noise / jnp.sqrt(snr)
-    return mean + np.sqrt(2 / np.pi) * spread * jnp.tanh(gain[:, None] * received * snr)
+    deviation = gradient.std(-1, keepdims=True)
+    signs = jnp.sign(gradient - mean)
+    amplitude = gain[:, None]
+    received = amplitude * signs + noise / jnp.sqrt(snr)
+    expected_signs = jnp.tanh(amplitude * received * snr)
+    return mean + np.sqrt(2 / np.pi) * deviation * expected_signs

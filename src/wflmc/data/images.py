@@ -1,9 +1,11 @@
-"""Public features: rows brought to unit scale by the moments of another data set, and images as such rows.
+"""Public features: rows brought to unit scale by the moments of another data set.
 
-With mean m and covariance M of a public data set, a row u becomes z = A (u − m) with AᵀA = (M + λI)⁻¹, shortened to the
-median length r of public rows where it is longer, and divided by r. All of it depends on public data alone, and what
-becomes of a row on no other row: it costs no privacy. Any root A does: a rotation of z changes neither lengths nor
-inner products, and a prior N(0, s² I) and the noise of a channel not at all.
+Images become such rows by their scattering coefficients. With mean m and covariance M
+of a public data set, a row u becomes z = A (u − m) with AᵀA = (M + λI)⁻¹, shortened to
+the median length r of public rows where it is longer, and divided by r. All of it
+depends on public data alone, and what becomes of a row on no other row: it costs no
+privacy. Any root A does: a rotation of z changes neither lengths nor inner products,
+and a prior N(0, s² I) and the noise of a channel not at all.
 """
 
 import os
@@ -25,10 +27,11 @@ from wflmc.support.storage import replacing
 Array = NDArray[np.float32]
 
 CONSTANT = 0.3
-"""The feature of an intercept, beside rows of length 1 at most: its curvature is then of the size of the others'."""
-ROWS = 4096
-"""Rows at a time."""
-MEASURED = 10_000
+"""The feature of an intercept, beside rows of length 1 at most: its curvature is then
+of the size of the others'."""
+BLOCK_ROWS = 4096
+"""Rows that are computed at a time."""
+MAX_MEASURED_ROWS = 10_000
 """Rows, evenly spaced, whose lengths are measured."""
 RIDGE = 1e-3
 """λ, for rows of unit length."""
@@ -45,54 +48,91 @@ class Whitening(NamedTuple):
     """r."""
 
     def __call__(self, rows: ArrayLike, intercept: bool = False) -> Array:
-        """Return rows[N, d] of length 1 at most, in float32; with a constant feature for an intercept, [N, d + 1]."""
-        given = np.asarray(rows)
-        if given.ndim != 2 or given.shape[1] != self.mean.size:
+        """Return whitened rows of length 1 at most.
+
+        Args:
+            rows: [N, d].
+            intercept: whether a constant feature is added, beside that length.
+
+        Returns:
+            [N, d] or [N, d + 1], in float32.
+
+        Raises:
+            InputError: if rows have another number of features.
+        """
+        values = np.asarray(rows)
+        dim = self.mean.size
+        if values.ndim != 2 or values.shape[1] != dim:
             raise InputError(
                 "whiten_from",
-                f"{self.mean.size} features",
-                f"as many as in the data, {given.shape[-1:]}",
+                f"{dim} features",
+                f"as many as in the data, {values.shape[-1:]}",
             )
-        made = np.full((len(given), self.mean.size + intercept), CONSTANT, np.float32)
-        for some, block in _blocks(given):
-            z = np.asarray(_times(block - self.mean, self.root))[
-                : some.stop - some.start
-            ]
-            length = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), self.radius)
-            made[some, : self.mean.size] = z / length
-        return made
+        whitened = np.full((len(values), dim + intercept), CONSTANT, np.float32)
+        for block in _blocks(values):
+            padded = np.asarray(_times(block.values - self.mean, self.root))
+            z = padded[: block.row_count]
+            lengths = np.linalg.norm(z, axis=1, keepdims=True)
+            whitened[block.rows, :dim] = z / np.maximum(lengths, self.radius)
+        return whitened
 
 
 def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
-    """Return the whitening by the mean and covariance of public rows[N, d].
+    """Return the whitening by the mean and covariance of public rows.
+
+    The root is the inverse of a Cholesky factor. The radius is the median length of up
+    to 10,000 whitened rows, so that half of the public rows are shortened.
 
     Args:
-        rows: of a data set that is not to be protected.
-        ridge: λ above 0, added to the covariance: directions of less variance are stretched no further.
+        rows: of a data set that is not to be protected, [N, d].
+        ridge: λ above 0, added to the covariance: directions of less variance are
+            stretched no further.
+
+    Returns:
+        The whitening, in float32.
+
+    Raises:
+        InputError: if the rows are not a finite matrix of at least two rows, or if λ is
+            not positive.
     """
-    given = np.asarray(rows)
-    if given.ndim != 2 or len(given) < 2 or not np.all(np.isfinite(given)):
+    values = np.asarray(rows)
+    if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)):
         raise InputError(
-            "whiten_from", f"shape {given.shape}", "finite public rows, [N, d]"
+            "whiten_from", f"shape {values.shape}", "finite public rows, [N, d]"
         )
     if not 0 < ridge < np.inf:
         raise InputError("whiten_ridge", ridge, "finite and above 0")
-    mean = np.mean(given, axis=0, dtype=float)
+    mean = np.mean(values, axis=0, dtype=float)
+    rounded_mean = mean.astype(np.float32)
+    identity = np.eye(mean.size)
+    covariance = _scatter_matrix(values, rounded_mean) / len(values)
+    factor = cholesky(covariance + ridge * identity, lower=True)
+    inverse_factor = solve_triangular(factor, identity, lower=True)
+    root = inverse_factor.T.astype(np.float32)
+    radius = _median_length(values, rounded_mean, root)
+    return Whitening(rounded_mean, root, radius)
+
+
+def _scatter_matrix(values: NDArray[np.floating], mean: Array) -> NDArray[np.float64]:
+    """Return Σ (u − m)(u − m)ᵀ over rows, in float32 within a block and else
+    float64."""
     total = np.zeros((mean.size, mean.size))
-    for some, block in _blocks(given):
-        centred = (block - mean.astype(np.float32)) * (
-            np.arange(len(block)) < some.stop - some.start
-        )[:, None]
+    for block in _blocks(values):
+        is_row = np.arange(len(block.values)) < block.row_count
+        centred = (block.values - mean) * is_row[:, None]
         total += np.asarray(_times(centred.T, centred))
-    factor = cholesky(total / len(given) + ridge * np.eye(mean.size), lower=True)
-    root = solve_triangular(factor, np.eye(mean.size), lower=True).T.astype(np.float32)
-    made = Whitening(mean.astype(np.float32), root, 1.0)
-    few = given[:: -(-len(given) // MEASURED)]
-    lengths = [
-        np.linalg.norm(np.asarray(_times(block - made.mean, root)), axis=1)
-        for _, block in _blocks(few)
-    ]
-    return made._replace(radius=float(np.median(np.concatenate(lengths)[: len(few)])))
+    return total
+
+
+def _median_length(values: NDArray[np.floating], mean: Array, root: Array) -> float:
+    """Return the median length of whitened rows, from some that are evenly spaced."""
+    stride = -(-len(values) // MAX_MEASURED_ROWS)
+    measured = values[::stride]
+    lengths = []
+    for block in _blocks(measured):
+        whitened = np.asarray(_times(block.values - mean, root))
+        lengths.append(np.linalg.norm(whitened, axis=1))
+    return float(np.median(np.concatenate(lengths)[: len(measured)]))
 
 
 def image_features(
@@ -102,14 +142,25 @@ def image_features(
     intercept: bool = False,
     chosen: NDArray[np.intp] | None = None,
 ) -> Features:
-    """Return scattering features of the images of a data set, float32, and its test set.
+    """Return scattering features of the images of a data set, and of its test set.
+
+    They are public: neither the transform nor the whitening depends on an image of this
+    data set. Coefficients and moments are computed once and then read from the user's
+    cache.
 
     Args:
         name: mnist or fashion-mnist.
-        whiten_from: the public data set whose moments whiten them; empty: none does.
+        whiten_from: the public data set whose moments whiten them; empty for none.
         ridge: of `public_whitening`.
-        intercept: add a constant feature.
-        chosen: places of training images; all of them by default.
+        intercept: whether to add a constant feature.
+        chosen: indices of training images; None for all of them.
+
+    Returns:
+        Features in float32 and labels, of the chosen training images and of the test
+        set.
+
+    Raises:
+        InputError: if the data set is to be whitened by itself, or is not here.
     """
     if whiten_from == name:
         raise InputError(
@@ -118,57 +169,82 @@ def image_features(
             f"another data set than {name}, whose moments are private",
         )
     images = load(name)
-    rows = (
-        slice(None)
-        if chosen is None or len(chosen) == len(images.train_labels)
-        else chosen
-    )
-    train, test = (
-        cached_features(pixels) for pixels in (images.train_images, images.test_images)
-    )
-    parts = [train[rows], test]
+    rows: slice | NDArray[np.intp] = slice(None)
+    if chosen is not None and len(chosen) != len(images.train_labels):
+        rows = chosen
+    train = cached_features(images.train_images)[rows]
+    test = cached_features(images.test_images)
     if whiten_from:
         whitening = image_whitening(whiten_from, ridge)
-        parts = [whitening(rows, intercept) for rows in parts]
+        train = whitening(train, intercept)
+        test = whitening(test, intercept)
     elif intercept:
-        parts = [
-            np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT) for rows in parts
-        ]
+        train = _with_constant(train)
+        test = _with_constant(test)
     return Features(
-        parts[0],
-        images.train_labels[rows].astype(np.intp),
-        parts[1],
-        images.test_labels.astype(np.intp),
+        X=train,
+        y=images.train_labels[rows].astype(np.intp),
+        X_test=test,
+        y_test=images.test_labels.astype(np.intp),
     )
+
+
+def _with_constant(rows: Array) -> Array:
+    """Return rows with the feature of an intercept."""
+    return np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT)
 
 
 def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
-    """Return `public_whitening` by the training images of a data set, from the user's cache where it is there."""
+    """Return the whitening by the training images of a data set.
+
+    It is `public_whitening` of their scattering features, from the user's cache where
+    it is there; otherwise it is computed and stored.
+
+    Args:
+        name: of the public data set, mnist or fashion-mnist.
+        ridge: λ.
+
+    Raises:
+        InputError: if there is no such data set, or if it is not here.
+    """
     if name not in DATA_SETS:
         raise InputError("whiten_from", name, f"one of {', '.join(DATA_SETS)}")
     images = load(name).train_images
-    path = (
-        cache_folder()
-        / "scattering"
-        / f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
-    )
+    file_name = f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
+    path = cache_folder() / "scattering" / file_name
     if not path.exists():
-        made = public_whitening(cached_features(images), ridge)
+        whitening = public_whitening(cached_features(images), ridge)
         with replacing(path, f".{os.getpid()}.part") as file:
-            np.savez(file, **made._asdict())
+            np.savez(file, **whitening._asdict())
     with np.load(path) as file:
         return Whitening(file["mean"], file["root"], float(file["radius"]))
 
 
-def _blocks(rows: NDArray[np.floating]) -> Iterator[tuple[slice, Array]]:
-    """Yield places and rows in float32; the last block is filled up, so that one shape is compiled."""
-    for start in range(0, len(rows), ROWS):
-        some = slice(start, min(start + ROWS, len(rows)))
-        block = np.zeros((min(ROWS, len(rows)), rows.shape[1]), np.float32)
-        block[: some.stop - start] = rows[some]
-        yield some, block
+class _Block(NamedTuple):
+    """Some successive rows."""
+
+    rows: slice
+    """Which they are."""
+    values: Array
+    """In float32; rows beyond the last one are zeros, so that one shape is compiled."""
+
+    @property
+    def row_count(self) -> int:
+        """Return the number of rows, without those that fill the block up."""
+        return self.rows.stop - self.rows.start
+
+
+def _blocks(rows: NDArray[np.floating]) -> Iterator[_Block]:
+    """Yield rows in blocks of the same shape."""
+    block_rows = min(BLOCK_ROWS, len(rows))
+    for start in range(0, len(rows), BLOCK_ROWS):
+        of_block = slice(start, min(start + BLOCK_ROWS, len(rows)))
+        values = np.zeros((block_rows, rows.shape[1]), np.float32)
+        values[: of_block.stop - start] = rows[of_block]
+        yield _Block(of_block, values)
 
 
 @jax.jit
 def _times(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Return the product of matrices, in full float32."""
     return jnp.matmul(left, right, precision="highest")

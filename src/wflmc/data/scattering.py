@@ -1,11 +1,15 @@
-"""Features of images from a fixed wavelet transform, which no data have formed: they are public and cost no privacy.
+"""Features of images from a fixed wavelet transform, which no data have formed.
 
-With Morlet wavelets ψ_λ, λ = (scale j, orientation), and a Gaussian low-pass filter φ, the scattering transform
-(Bruna and Mallat 2013) of an image x is, at every fourth pixel in both directions,
+They are public and cost no privacy. With Morlet wavelets ψ_λ, λ = (scale j,
+orientation), and a Gaussian low-pass filter φ, the scattering transform (Bruna and
+Mallat 2013) of an image x is, at every fourth pixel in both directions,
 
-    S₀ = x ⋆ φ,    S₁(λ₁) = |x ⋆ ψ_λ₁| ⋆ φ,    S₂(λ₁, λ₂) = ||x ⋆ ψ_λ₁| ⋆ ψ_λ₂| ⋆ φ    for j₂ > j₁.
+    S₀ = x ⋆ φ
+    S₁(λ₁) = |x ⋆ ψ_λ₁| ⋆ φ
+    S₂(λ₁, λ₂) = ||x ⋆ ψ_λ₁| ⋆ ψ_λ₂| ⋆ φ    for j₂ > j₁.
 
-Filters, padding and the order of channels are those of Kymatio (Andreux et al. 2020), so that results can be compared.
+Filters, padding and the order of channels are those of Kymatio (Andreux et al. 2020),
+so that results can be compared.
 """
 
 import functools
@@ -27,64 +31,118 @@ Array = NDArray[np.float32]
 Pixels = NDArray[np.uint8 | np.floating]
 Transform = Callable[[Array], jax.Array]
 
-PIXELS, MARGIN, ORIENTATIONS = 28, 4, 8
+PIXELS = 28
+"""Pixels of an image in each direction."""
+MARGIN = 4
+"""Pixels that are added at every edge, by reflection."""
 SIZE = PIXELS + 2 * MARGIN
-"""Pixels of a padded image in each direction, which convolutions take to be periodic."""
-CHANNELS, PLACES = 1 + 2 * ORIENTATIONS + ORIENTATIONS**2, PIXELS // 4
-FEATURES = CHANNELS * PLACES**2
+"""Pixels of a padded image in each direction, which convolutions take to be
+periodic."""
+SCALES = (0, 1)
+"""j of the wavelets."""
+ORIENTATIONS = 8
+STRIDE = 4
+"""Pixels from one coefficient to the next, in each direction."""
+POSITIONS = PIXELS // STRIDE
+"""Coefficients of a channel in each direction."""
+CHANNELS = 1 + len(SCALES) * ORIENTATIONS + ORIENTATIONS**2
+FEATURES = CHANNELS * POSITIONS**2
 GROUPS = 27
-"""Of 3 channels each, the best number for Fashion-MNIST in Tramèr and Boneh (2021): enough groups to bring the weak
-channels of second order to the scale of the others, and few enough that orientations keep their relative strength."""
+"""Of 3 channels each, the best number for Fashion-MNIST in Tramèr and Boneh (2021):
+enough groups to bring the weak channels of second order to the scale of the others, and
+few enough that orientations keep their relative strength."""
 FLOOR = 1e-5
 """Added to a group's variance, as is usual: a group without content stays near zero."""
 BATCH = 64
-"""Images transformed at once; larger batches do not fit into a processor's cache and take longer."""
+"""Images transformed at once; larger batches do not fit into a processor's cache and
+take longer."""
 VERSION = 1
-"""Of the features; raise it when they change, so that files of earlier versions are not read."""
+"""Of the features; raise it when they change, so that files of earlier versions are not
+read."""
 PI = 3.1415
-"""As in the scale of Kymatio's filters; with all digits of π, coefficients would differ by up to 1e-4 of their size."""
+"""As in the scale of Kymatio's filters; with all digits of π, coefficients would differ
+by up to 1e-4 of their size."""
+MORLET_SIGMA = 0.8
+"""Width of the wavelets' windows along the wave in pixels, at scale 0."""
+MORLET_FREQUENCY = 0.75 * np.pi
+"""Angular frequency of the wavelets in radians per pixel, at scale 0."""
+MORLET_SLANT = 4 / ORIENTATIONS
+"""Width of a window along the wave, over that at a right angle to it."""
+LOW_PASS_SIGMA = 1.6
+"""Width of φ in pixels."""
+PERIODS = 5
+"""Periods of a filter that are added up to make it periodic; beyond them it
+vanishes."""
+FILTER_RANGE = (-2 * SIZE, 3 * SIZE)
+"""Pixels of these periods."""
 
 
 def transform(images: ArrayLike) -> Array:
-    """Return the scattering transform of second order, with 2 scales and 8 orientations, [N, 81, 7, 7].
+    """Return the scattering transform of second order, with 2 scales and 8
+    orientations.
 
-    Channels: S₀; S₁ by scale, then orientation; S₂ by the orientation of the first wavelet, then of the second.
+    Channels: S₀; S₁ by scale, then orientation; S₂ by the orientation of the first
+    wavelet, then of the second.
 
     Args:
-        images: [N, 28, 28] or [N, 784], floats in [0, 1] or bytes, which are divided by 255.
+        images: [N, 28, 28] or [N, 784], floats in [0, 1] or bytes, which are divided by
+            255.
+
+    Returns:
+        [N, 81, 7, 7], in float32.
+
+    Raises:
+        InputError: if the images have another shape or type, or if there are none.
     """
-    return np.concatenate([*_batches(_transform, _checked(images))]).reshape(
-        -1, CHANNELS, PLACES, PLACES
-    )
+    batches = _batches(_transform, _checked(images))
+    coefficients = np.concatenate([*batches])
+    return coefficients.reshape(-1, CHANNELS, POSITIONS, POSITIONS)
 
 
 def scattering_features(images: ArrayLike) -> Array:
-    """Return features of unit length, [N, 3969]: the scattering transform, normalised by groups of channels.
+    """Return the scattering transform of images, normalized by groups of channels.
 
-    Each group of channels of an image is centred and scaled by its own mean and standard deviation (Tramèr and Boneh
-    2021); then the whole vector is scaled to unit length. The features of an image depend on no other image, and no
-    data have formed the transform: it is public and costs no privacy. The features of a black image are zero.
+    Each group of channels of an image is centred and scaled by its own mean and
+    standard deviation (Tramèr and Boneh 2021); then the complete vector is scaled to
+    unit length. The features of an image depend on no other image, and no data have
+    formed the
+    transform: it is public and costs no privacy. The features of a black image are
+        zero.
 
     Args:
         images: as for `transform`.
+
+    Returns:
+        Features of unit length, [N, 3969], in float32.
+
+    Raises:
+        InputError: as `transform`.
     """
-    return np.concatenate([*_batches(_normalised, _checked(images))])
+    return np.concatenate([*_batches(_normalized, _checked(images))])
 
 
 def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Array:
-    """Return `scattering_features` from a file that is read as needed, and made the first time in little memory.
+    """Return `scattering_features` from a file, which is written the first time.
+
+    The file has the digest of the images for its name. It is read as needed and written
+    batch by batch, so that 60,000 images take little memory; an interrupt leaves no
+    part of it.
 
     Args:
         images: as for `transform`.
-        folder: of the files; else the user's cache.
+        folder: of the files; None for the user's cache.
+
+    Returns:
+        Features [N, 3969], mapped into memory and read-only.
+
+    Raises:
+        InputError: as `transform`.
     """
     pixels = _checked(images)
-    path = (
-        Path(folder or cache_folder() / "scattering")
-        / f"{digest(pixels)}-{VERSION}.npy"
-    )
+    folder = Path(folder or cache_folder() / "scattering")
+    path = folder / f"{digest(pixels)}-{VERSION}.npy"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         header = {
             "descr": np.dtype(np.float32).str,
             "fortran_order": False,
@@ -92,17 +150,17 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Arra
         }
         with replacing(path, f".{os.getpid()}.part") as file:
             np.lib.format.write_array_header_1_0(file, header)
-            for values in _batches(_normalised, pixels):
+            for values in _batches(_normalized, pixels):
                 file.write(values.tobytes())
     return np.load(path, mmap_mode="r")
 
 
 def _checked(images: ArrayLike) -> Pixels:
+    """Return images as an array; raise if their shape or type is wrong."""
     pixels = np.asarray(images)
-    shaped = pixels.shape[1:] in ((PIXELS, PIXELS), (PIXELS**2,)) and len(pixels) > 0
-    if not shaped or not (
-        pixels.dtype == np.uint8 or np.issubdtype(pixels.dtype, np.floating)
-    ):
+    has_shape = pixels.shape[1:] in ((PIXELS, PIXELS), (PIXELS**2,))
+    has_type = pixels.dtype == np.uint8 or np.issubdtype(pixels.dtype, np.floating)
+    if not has_shape or len(pixels) == 0 or not has_type:
         raise InputError(
             "images",
             images,
@@ -112,114 +170,128 @@ def _checked(images: ArrayLike) -> Pixels:
 
 
 def _batches(transform: Transform, pixels: Pixels) -> Iterator[Array]:
-    """Yield transforms of some images at a time, [rows, 3969]; the last are padded, so that one shape is compiled."""
+    """Yield transforms of some images at a time, [rows, 3969].
+
+    The last batch is padded, so that one shape is compiled.
+    """
+    is_bytes = pixels.dtype == np.uint8
     for start in range(0, len(pixels), BATCH):
         rows = pixels[start : start + BATCH].reshape(-1, PIXELS, PIXELS)
         batch = np.zeros((BATCH, PIXELS, PIXELS), np.float32)
         batch[: len(rows)] = rows
-        values = transform(
-            batch / np.float32(255) if pixels.dtype == np.uint8 else batch
-        )
-        yield np.asarray(values).reshape(BATCH, FEATURES)[: len(rows)]
+        if is_bytes:
+            batch = batch / np.float32(255)
+        values = np.asarray(transform(batch))
+        yield values.reshape(BATCH, FEATURES)[: len(rows)]
 
 
 @jax.jit
 def _transform(images: jax.Array) -> jax.Array:
     """Return the coefficients [n, 81, 7, 7] of images [n, 28, 28]."""
     fine, coarse = _wavelets()
-    padded = jnp.pad(
-        images, ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN)), mode="reflect"
-    )[:, None]
+    margins = ((0, 0), (MARGIN, MARGIN), (MARGIN, MARGIN))
+    padded = jnp.pad(images, margins, mode="reflect")[:, None]
     spectrum = jnp.fft.fft2(padded)
-    first = jnp.abs(jnp.fft.ifft2(spectrum * fine))
-    # The output of coarse wavelets has low frequencies only: every second pixel is enough.
-    second = _halved_modulus(jnp.fft.fft2(first)[:, :, None] * coarse)
-    maps = (padded, 0), (first, 0), (_halved_modulus(spectrum * coarse), 1), (second, 1)
-    low = [
-        _low_pass(values, j).reshape(len(images), -1, PLACES, PLACES)
-        for values, j in maps
+    first_fine = jnp.abs(jnp.fft.ifft2(spectrum * fine))
+    # The output of coarse wavelets has low frequencies only: every second pixel is
+    # enough.
+    first_coarse = _halved_modulus(spectrum * coarse)
+    second_spectra = jnp.fft.fft2(first_fine)[:, :, None] * coarse
+    second = _halved_modulus(second_spectra)
+    channels = [
+        _low_pass(padded, 1),
+        _low_pass(first_fine, 1),
+        _low_pass(first_coarse, 2),
+        _low_pass(second, 2),
     ]
-    return jnp.concatenate(low, axis=1)
+    shape = (len(images), -1, POSITIONS, POSITIONS)
+    return jnp.concatenate([values.reshape(shape) for values in channels], axis=1)
 
 
 @jax.jit
-def _normalised(images: jax.Array) -> jax.Array:
+def _normalized(images: jax.Array) -> jax.Array:
     """Return the features [n, 3969] of images [n, 28, 28]."""
     groups = _transform(images).reshape(len(images), GROUPS, -1)
     centred = groups - groups.mean(2, keepdims=True)
-    flat = (centred / jnp.sqrt((centred**2).mean(2, keepdims=True) + FLOOR)).reshape(
-        len(images), -1
-    )
+    variance = (centred**2).mean(2, keepdims=True)
+    scaled = centred / jnp.sqrt(variance + FLOOR)
+    flat = scaled.reshape(len(images), -1)
     length = jnp.linalg.norm(flat, axis=1, keepdims=True)
     return flat / jnp.where(length > 0, length, 1)
 
 
 def _halved_modulus(spectra: jax.Array) -> jax.Array:
-    """Return the modulus of the inverse transform at every second pixel: aliased frequencies are averaged."""
-    folded = spectra.reshape(*spectra.shape[:-2], 2, SIZE // 2, 2, SIZE // 2).mean(
-        (-4, -2)
-    )
+    """Return the modulus of the inverse transform at every second pixel.
+
+    Frequencies that coincide there are averaged.
+    """
+    half = SIZE // 2
+    aliases = spectra.reshape(*spectra.shape[:-2], 2, half, 2, half)
+    folded = aliases.mean((-4, -2))
     return jnp.abs(jnp.fft.ifft2(folded))
 
 
-def _low_pass(values: jax.Array, j: int) -> jax.Array:
-    """Return values ⋆ φ at the 7 x 7 places; the Gaussian is a product of its two directions."""
-    matrix = _averages()[j]
+def _low_pass(values: jax.Array, step: int) -> jax.Array:
+    """Return values ⋆ φ at the 7 x 7 positions; φ is a product of its two directions.
+
+    Args:
+        values: at every pixel, or at every second one, [..., pixels, pixels].
+        step: pixels from one value to the next.
+    """
+    matrix = _averages(step)
     return jnp.einsum("pu,...uv,qv->...pq", matrix, values, matrix, precision="highest")
 
 
 @functools.cache
 def _wavelets() -> Array:
-    """Return the Fourier transforms of the wavelets, which are real, [scale, orientation, SIZE, SIZE]."""
-    u, v = np.mgrid[-2 * SIZE : 3 * SIZE, -2 * SIZE : 3 * SIZE]
+    """Return the Fourier transforms of the wavelets, which are real.
 
-    def periodic(values: NDArray[np.complexfloating]) -> NDArray[np.complexfloating]:
-        return values.reshape(5, SIZE, 5, SIZE).sum((0, 2))
-
-    def morlet(j: int, angle: float) -> NDArray[np.float64]:
-        sigma, frequency, slant = 0.8 * 2**j, 0.75 * np.pi / 2**j, 4 / ORIENTATIONS
-        along, across = (
-            u * np.cos(angle) + v * np.sin(angle),
-            v * np.cos(angle) - u * np.sin(angle),
-        )
-        window = (
-            np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
-            * slant
-            / (2 * PI * sigma**2)
-        )
-        wave, envelope = (
-            periodic(window * np.exp(1j * frequency * along)),
-            periodic(window),
-        )
-        return np.fft.fft2(
-            wave - wave.sum() / envelope.sum() * envelope
-        ).real  # of mean zero
-
+    Returns:
+        [scale, orientation, SIZE, SIZE].
+    """
     angles = (3 - np.arange(ORIENTATIONS)) * np.pi / ORIENTATIONS
-    return np.array(
-        [[morlet(j, angle) for angle in angles] for j in (0, 1)], np.float32
-    )
+    spectra = [[_morlet(scale, angle) for angle in angles] for scale in SCALES]
+    return np.array(spectra, np.float32)
+
+
+def _morlet(scale: int, angle: float) -> NDArray[np.float64]:
+    """Return the Fourier transform of a Morlet wavelet, which has mean zero."""
+    first, last = FILTER_RANGE
+    u, v = np.mgrid[first:last, first:last]
+    sigma = MORLET_SIGMA * 2**scale
+    frequency = MORLET_FREQUENCY / 2**scale
+    wave_axis = u * np.cos(angle) + v * np.sin(angle)
+    front_axis = v * np.cos(angle) - u * np.sin(angle)
+    squared_distance = wave_axis**2 + (MORLET_SLANT * front_axis) ** 2
+    gaussian = np.exp(-squared_distance / (2 * sigma**2))
+    window = gaussian * MORLET_SLANT / (2 * PI * sigma**2)
+    wave = _periodic(window * np.exp(1j * frequency * wave_axis))
+    envelope = _periodic(window)
+    mean_ratio = wave.sum() / envelope.sum()
+    return np.fft.fft2(wave - mean_ratio * envelope).real
+
+
+def _periodic(values: NDArray[np.inexact]) -> NDArray[np.inexact]:
+    """Return the sum of all periods of values, [SIZE, SIZE]."""
+    return values.reshape(PERIODS, SIZE, PERIODS, SIZE).sum((0, 2))
 
 
 @functools.cache
-def _averages() -> tuple[Array, Array]:
-    """Return φ in one direction as matrices from all pixels, and from every second one, to the places: [7, pixels]."""
-    sigma = 1.6
-    gauss = (
-        np.exp(-(np.arange(-2 * SIZE, 3 * SIZE) ** 2) / (2 * sigma**2))
-        .reshape(5, SIZE)
-        .sum(0)
-    )
-    spectrum = np.fft.fft(gauss / np.sqrt(2 * PI * sigma**2)).real
+def _averages(step: int) -> Array:
+    """Return φ in one direction as a matrix from pixels to positions, [7, pixels].
 
-    def matrix(step: int) -> Array:
-        half = SIZE // step // 2
-        kernel = np.fft.ifft(
-            np.r_[spectrum[:half], spectrum[-half:]]
-        ).real  # without frequencies that would coincide
-        places = (MARGIN + 4 * np.arange(PLACES)) // step
-        return kernel[(places[:, None] - np.arange(2 * half)) % (2 * half)].astype(
-            np.float32
-        )
-
-    return matrix(1), matrix(2)
+    Args:
+        step: 1 for all pixels, 2 for every second one.
+    """
+    squares = np.arange(*FILTER_RANGE) ** 2
+    gaussian = np.exp(-squares / (2 * LOW_PASS_SIGMA**2))
+    periodic = gaussian.reshape(PERIODS, SIZE).sum(0)
+    spectrum = np.fft.fft(periodic / np.sqrt(2 * PI * LOW_PASS_SIGMA**2)).real
+    pixels = SIZE // step
+    half = pixels // 2
+    # Without frequencies that would coincide.
+    low_frequencies = np.concatenate([spectrum[:half], spectrum[-half:]])
+    kernel = np.fft.ifft(low_frequencies).real
+    positions = (MARGIN + STRIDE * np.arange(POSITIONS)) // step
+    distances = positions[:, None] - np.arange(2 * half)
+    return kernel[distances % (2 * half)].astype(np.float32)

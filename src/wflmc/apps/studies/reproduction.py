@@ -147,7 +147,7 @@ def _fetch_images(names: Sequence[str], note: Warn) -> None:
         _, missing_files = find(name)
         if missing_files:
             note(f"{DATA_SETS[name].title} is not here yet; fetching it.")
-            fetch(name, say=note)
+            fetch(name, report=note)
 
 
 class FigureStudies(NamedTuple):
