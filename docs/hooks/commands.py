@@ -4,66 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import typer
 
 from wflmc.cli.app import app
 
 PLACEHOLDER = "<!-- every command -->"
+"""Replaced by the help of all commands."""
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Insert the help of every command where a page has the placeholder."""
-    return (
-        markdown.replace(PLACEHOLDER, every_command())
-        if PLACEHOLDER in markdown
-        else markdown
-    )
+    if PLACEHOLDER not in markdown:
+        return markdown
+    return markdown.replace(PLACEHOLDER, every_command())
 
 
 def every_command() -> str:
     """Return the help of all commands as Markdown."""
-    group: Any = typer.main.get_command(app)
-    return "\n\n".join(_one(name, command) for name, command in group.commands.items())
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    sections = [_section(name, command) for name, command in group.commands.items()]
+    return "\n\n".join(sections)
 
 
-def _one(name: str, command: Any) -> str:
-    about, _, example = (command.help or "").partition("Example: ")
-    words = [
-        f"wflmc {name}",
-        *(_usage(p) for p in command.params if p.param_type_name == "argument"),
-        "[OPTIONS]",
-    ]
-    lines = [f"## wflmc {name}", "", f"`{' '.join(words)}`", "", about.strip(), ""]
-    lines += ["```bash", example.strip(), "```", ""] if example else []
-    return "\n".join(
-        [
-            *lines,
-            "| option | meaning | default |",
-            "|---|---|---|",
-            *(_row(p) for p in command.params),
-        ]
-    )
+def _section(name: str, command: click.Command) -> str:
+    """Return usage, description, example and table of options of one command."""
+    description, _, example = (command.help or "").partition("Example: ")
+    lines = [f"## wflmc {name}", "", f"`{_usage(name, command)}`", ""]
+    lines += [description.strip(), ""]
+    if example:
+        lines += ["```bash", example.strip(), "```", ""]
+    lines += ["| option | meaning | default |", "|---|---|---|"]
+    lines += [_row(parameter) for parameter in command.params]
+    return "\n".join(lines)
 
 
-def _usage(argument: Any) -> str:
-    label = (argument.metavar or argument.name).upper()
-    return label if argument.required else f"[{label}]"
+def _usage(name: str, command: click.Command) -> str:
+    """Return a command with its arguments, optional ones in brackets."""
+    words = ["wflmc", name]
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            label = _argument_label(parameter)
+            words.append(label if parameter.required else f"[{label}]")
+    return " ".join([*words, "[OPTIONS]"])
+
+
+def _argument_label(argument: click.Parameter) -> str:
+    return str(argument.metavar or argument.name).upper()
 
 
 def _row(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        shown, default = f"`{(parameter.metavar or parameter.name).upper()}`", ""
+    """Return the row of an argument or option in the table."""
+    if isinstance(parameter, click.Argument):
+        label = _argument_label(parameter)
+        default = ""
     else:
-        names = [*parameter.opts, *parameter.secondary_opts]
-        value = (
-            ""
-            if parameter.is_flag
-            else f" {parameter.metavar or parameter.type.name.upper()}"
-        )
-        shown = f"`{' / '.join(names)}{value}`"
-        default = (
-            ""
-            if parameter.is_flag or parameter.default is None
-            else f"`{parameter.default}`"
-        )
-    return f"| {shown} | {(parameter.help or '').replace('|', chr(92) + '|')} | {default} |"
+        label = _option_label(parameter)
+        default = _default(parameter)
+    meaning = (parameter.help or "").replace("|", "\\|")
+    return f"| `{label}` | {meaning} | {default} |"
+
+
+def _option_label(option: Any) -> str:
+    """Return the names of an option, and the placeholder of its value."""
+    names = " / ".join([*option.opts, *option.secondary_opts])
+    if option.is_flag:
+        return names
+    return f"{names} {option.metavar or option.type.name.upper()}"
+
+
+def _default(option: Any) -> str:
+    """Return the default of an option, empty where the help needs none."""
+    if option.is_flag or option.default is None:
+        return ""
+    return f"`{option.default}`"

@@ -14,7 +14,7 @@ import griffe
 
 
 class DeclaredFields(griffe.Extension):
-    """Show fields of decorated classes by their types and descriptions, without other metadata."""
+    """Show fields of decorated classes by their types and descriptions alone."""
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         """Change a class that has the decorator `documented`."""
@@ -22,14 +22,18 @@ class DeclaredFields(griffe.Extension):
         if "documented" not in decorators or cls.docstring is None:
             return
         module = importlib.import_module(cls.module.path)
-        cls.docstring.value = (
-            inspect.getdoc(getattr(module, cls.name)) or cls.docstring.value
-        )
+        imported_docstring = inspect.getdoc(getattr(module, cls.name))
+        if imported_docstring:
+            cls.docstring.value = imported_docstring
         for field in cls.members.values():
-            annotation = getattr(field, "annotation", None)
-            if (
-                isinstance(annotation, griffe.ExprSubscript)
-                and str(annotation.left) == "Annotated"
-            ):
-                assert isinstance(annotation.slice, griffe.ExprTuple)
-                field.annotation = annotation.slice.elements[0]
+            _show_type_alone(field)
+
+
+def _show_type_alone(field: Any) -> None:
+    """Replace `Annotated[type, …]` by the type in what the page shows."""
+    annotation = getattr(field, "annotation", None)
+    if not isinstance(annotation, griffe.ExprSubscript):
+        return
+    if str(annotation.left) == "Annotated":
+        assert isinstance(annotation.slice, griffe.ExprTuple)
+        field.annotation = annotation.slice.elements[0]
