@@ -317,7 +317,7 @@ def test_no_record_moves_what_another_adds(log_likelihood):
     def results(data):
         changed = posterior.__class__(**{**vars(posterior), "data": data})
         leaves = jax.tree.leaves(posterior.model.unflatten(theta))
-        rows = posterior.model.record.of(
+        rows = posterior.model.record_gradient.of(
             leaves, jax.tree.map(lambda values: values[0], jax.tree.leaves(data))
         )
         return changed.clipped_sum(theta, *limits)[0], [

@@ -62,7 +62,7 @@ def layer_terms(terms, devices=1):
     """The same in a matrix of weights: the gradient of a record is the product of two vectors."""
     rows = np.pad(np.asarray(terms, np.float32)[:, None], ((0, 0), (0, 2)))
     own = own_terms(rows, devices, lambda weights, row: -(row @ weights)[0], (3, 2))
-    assert own.model.record.size == 5
+    assert own.model.record_gradient.size == 5
     return own
 
 

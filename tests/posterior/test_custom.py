@@ -103,7 +103,8 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
         )  # no key, and the clip of an example
         whole = clipped_sum(own, *arguments, *each)
         monkeypatch.setattr(
-            "wflmc.posterior.custom.posterior.EXAMPLE_BYTES", 3 * own._bytes(by_example)
+            "wflmc.posterior.custom.posterior.MAX_EXAMPLE_BYTES",
+            3 * own._bytes_per_example(by_example),
         )
         few = own.on_accelerator(1, 1e9, by_example)
         assert few.example_block == 3
@@ -515,7 +516,7 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
 
     together, norms = sums()
     monkeypatch.setattr(custom, "CPU_CACHE_BYTES", 0)  # no cache holds anything
-    assert own._alone == (jax.default_backend() == "cpu")
+    assert own._is_large_device == (jax.default_backend() == "cpu")
     apart, others = sums()
     np.testing.assert_allclose(apart.double, together.double, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(others, norms, rtol=1e-5)

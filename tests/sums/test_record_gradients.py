@@ -124,7 +124,7 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
     start = parameters()
     own = made(function, rows, start)
     assert (
-        own.model.record.size == size
+        own.model.record_gradient.size == size
     )  # of the vectors, where a gradient is their product
     theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
         np.float32,
@@ -251,7 +251,7 @@ def test_vectors_of_any_size_are_clipped(u, v):
     rows = np.zeros((3, 5), np.float32)
     rows[0] = [3 * u, 0, 4 * u, 0.6 * v, 0.8 * v]
     own = made(layer, rows, np.zeros((3, 2)))
-    assert own.model.record.size == 5
+    assert own.model.record_gradient.size == 5
     ones = jnp.ones(DEVICES)
     found = clipped_sum(
         own,
@@ -329,7 +329,9 @@ def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
         start,
     )
     assert (
-        own.model.record.additions == 4096 > additions(4100, RECORD_SQUARES_PER_STAGE)
+        own.model.record_gradient.additions
+        == 4096
+        > additions(4100, RECORD_SQUARES_PER_STAGE)
     )
     clip = np.full(DEVICES, 5.0)
     assert own.rounding(clip, clip / 5).record_norm > (4096 + 2) / 2 * UNIT_ROUNDOFF

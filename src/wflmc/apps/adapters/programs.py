@@ -307,7 +307,9 @@ class _Program:
                 for name, start in self.start.items()
             }
         scales = [name for name, value in low.items() if np.all(np.asarray(value) >= 0)]
-        together = None if None in self.likelihood.values() else self.log_likelihoods
+        batched_log_likelihood = None
+        if None not in self.likelihood.values():
+            batched_log_likelihood = self.log_likelihoods
         sites = Sites(
             constrain=self.values,
             simulate=self.simulate,
@@ -315,7 +317,7 @@ class _Program:
             coords=coords or {},
             observed=self.observed,
             scales=scales,
-            together=together,
+            batched_log_likelihood=batched_log_likelihood,
             not_covered=self.not_covered,
         )
         known = {"initial": self.start, "sites": sites, **options}

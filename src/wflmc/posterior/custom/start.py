@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,22 @@ from wflmc.posterior.custom.model import TracedModel, on_device
 from wflmc.posterior.custom.precision import in_float32
 from wflmc.sums.norms import row_norms
 from wflmc.support.compilation import Compiler
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Found, InputError, without_data
 from wflmc.support.trees import ArrayTree
 
-Finite: TypeAlias = tuple[jax.Array, jax.Array]
-"""Whether every example, [N], and the prior have finite values and gradients."""
 
-BYTES_AT_A_TIME = 2**24
-"""Of the gradients of examples."""
+@without_data
+class Finiteness(NamedTuple):
+    """Whether values and gradients are finite."""
+
+    examples: jax.Array
+    """Those of every example, [N]."""
+    prior: jax.Array
+    """Those of the prior, a number."""
+
+
+MAX_GRADIENT_BYTES = 2**24
+"""Bytes of the gradients of examples at a time, at eight a number."""
 
 
 class StartCheck:
@@ -36,66 +44,86 @@ class StartCheck:
             examples: a pytree of arrays [N, ...].
         """
         count = len(jax.tree.leaves(examples)[0])
-        examples_at_a_time = min(count, max(1, BYTES_AT_A_TIME // (8 * model.dim)))
-        with np.errstate(
-            over="ignore"
-        ):  # what float32 cannot hold is infinite, and refused
+        affordable = MAX_GRADIENT_BYTES // (8 * model.dim)
+        block = min(count, max(1, affordable))
+        # What float32 cannot hold is infinite, and refused.
+        with np.errstate(over="ignore"):
             self._examples = jax.tree.map(on_device, examples)
         self._dim = model.dim
-        self._not_compiled = partial(_are_finite, model, examples_at_a_time)
-        self._run: Callable[[Affine | None, NDArray[np.float32], ArrayTree], Finite]
-        self._run = partial(_are_finite_by_name, model, examples_at_a_time)
+        self._not_compiled = partial(_are_finite, model, block)
+        self._run: Callable[[Affine | None, NDArray[np.float32], ArrayTree], Finiteness]
+        self._run = partial(_are_finite_by_name, model, block)
 
     def compile(self, compiler: Compiler) -> None:
-        """Have the check compiled, for coordinates by a matrix that is yet to be found."""
+        """Have the check compiled, for coordinates that are yet to be found.
+
+        They must be those of a matrix [m, m]. Without this call, `refuse` compiles
+        the check when it is first needed, once for all models of the same name.
+
+        Args:
+            compiler: in whose threads XLA works.
+        """
         space = Affine(np.zeros(self._dim), np.eye(self._dim))
         theta = np.zeros(self._dim, np.float32)
         with in_float32():
             self._run = compiler.start(self._not_compiled, space, theta, self._examples)
 
     def refuse(self, space: Affine | None, start: NDArray[np.float64]) -> None:
-        """Refuse the model if it is not finite.
+        """Refuse the model if it is not finite where chains begin.
+
+        Values and gradients are those of float32, in which chains compute; the prior is
+        looked at after all examples.
 
         Args:
             space: the coordinates that chains move in; None: the parameters.
             start: where they begin, in these coordinates, [m].
 
         Raises:
-            InputError: names the first example without a finite value or gradient, or the prior.
+            InputError: names the first example without a finite value or gradient, or
+                the prior.
         """
         with in_float32():
             finite = self._run(space, start.astype(np.float32), self._examples)
-        examples_are_finite, prior_is_finite = map(np.asarray, finite)
-        wanted = "finite at `initial`: start elsewhere, or mend it (log of 0? a root at 0? data that are nan?)"
+        requirement = (
+            "finite at `initial`: start elsewhere, or mend it (log of 0? a root at 0? "
+            "data that are nan?)"
+        )
         problem = "has a value or a gradient that is nan or infinite"
+        examples_are_finite = np.asarray(finite.examples)
         if not np.all(examples_are_finite):
             first = np.flatnonzero(~examples_are_finite)[0]
-            raise InputError(
-                "log_likelihood", Found(f"{problem} at example {first}"), wanted
-            )
-        if not prior_is_finite:
-            raise InputError("log_prior", Found(problem), wanted)
+            where = Found(f"{problem} at example {first}")
+            raise InputError("log_likelihood", where, requirement)
+        if not np.asarray(finite.prior):
+            raise InputError("log_prior", Found(problem), requirement)
 
 
 def _are_finite(
     model: TracedModel,
-    examples_at_a_time: int,
+    block: int,
     space: Affine | None,
     theta: jax.Array,
     examples: ArrayTree,
-) -> Finite:
-    """Return whether values and gradients at θ[m], in some coordinates, are finite."""
+) -> Finiteness:
+    """Return whether values and gradients at φ[m] are finite.
+
+    Args:
+        model: of parameters.
+        block: examples that are computed at a time.
+        space: the coordinates of φ; None: the parameters.
+        theta: φ[m].
+        examples: a pytree of arrays [N, ...].
+    """
     moved = replace(model, space=space)
 
     def is_finite(example: ArrayTree) -> jax.Array:
         value, gradient = jax.value_and_grad(moved.cost)(theta, example)
         return jnp.isfinite(value) & jnp.isfinite(row_norms(gradient))
 
-    examples_are_finite = jax.lax.map(
-        is_finite, examples, batch_size=examples_at_a_time
-    )
+    examples_are_finite = jax.lax.map(is_finite, examples, batch_size=block)
     value, gradient = jax.value_and_grad(moved.prior_cost)(theta)
-    return examples_are_finite, jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
+    prior_is_finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
+    return Finiteness(examples_are_finite, prior_is_finite)
 
 
 _are_finite_by_name = jax.jit(_are_finite, static_argnums=(0, 1))
