@@ -607,8 +607,8 @@ def test_all_that_a_fit_reads_off_the_data_is_listed(tmp_path, monkeypatch):
         "TRAVELS": (0.25,),
         "PRIORS": (4.0,),
         "ROUNDS": (20,),
-        "DRAWN": 1,
-        "LARGEST_MOMENTS": 0,
+        "MAX_STAND_INS": 1,
+        "MAX_MOMENTS": 0,
     }
     for name, values in small.items():
         monkeypatch.setattr(chosen, name, values)

@@ -21,8 +21,8 @@ def few_candidates(monkeypatch):
             "TRAVELS": (0.25, 0.5),
             "PRIORS": (4.0,),
             "ROUNDS": (50,),
-            "DRAWN": 1,
-            "LARGEST_MOMENTS": 0,
+            "MAX_STAND_INS": 1,
+            "MAX_MOMENTS": 0,
         }
         for name, values in few.items():
             monkeypatch.setattr(chosen, name, values)

@@ -48,8 +48,8 @@ def quiet(monkeypatch):
             "TRAVELS": (0.25, 0.5),
             "PRIORS": (4.0,),
             "ROUNDS": (50,),
-            "DRAWN": 1,
-            "LARGEST_MOMENTS": 0,
+            "MAX_STAND_INS": 1,
+            "MAX_MOMENTS": 0,
         }
         for name, values in few.items():
             monkeypatch.setattr(chosen, name, values)
@@ -169,15 +169,15 @@ def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
         model = PrivateClassifier(
             delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0
         ).fit(X, y)
-    fit = folder.describe(model, folder.Held(X[:0], y[:0], np.zeros(0, int), []))
-    assert not folder.useless(fit)
+    fit = folder.describe(model, folder.TableRows(X[:0], y[:0], np.zeros(0, int), []))
+    assert not folder.prediction_warnings(fit)
     assert (
         "no better than guessing"
-        in folder.useless(fit.model_copy(update={"nll": 0.7}))[0]
+        in folder.prediction_warnings(fit.model_copy(update={"nll": 0.7}))[0]
     )
     assert (
         "no better than a constant"
-        in folder.useless(fit.model_copy(update={"r2": -0.1}))[0]
+        in folder.prediction_warnings(fit.model_copy(update={"r2": -0.1}))[0]
     )
 
 
@@ -276,7 +276,7 @@ def test_choosing_is_public_and_asked_once(monkeypatch):
     assert chosen.choose(facts) == first
     ranks = [one.rank for one in first]
     assert ranks[1:] == sorted(ranks[1:])
-    assert ranks[0] <= chosen.AS_GOOD * min(ranks)
+    assert ranks[0] <= chosen.EQUAL_LOSS_RATIO * min(ranks)
     assert all(
         one.settings.samples <= first[0].settings.samples
         for one in first
@@ -285,7 +285,7 @@ def test_choosing_is_public_and_asked_once(monkeypatch):
 
 
 def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
-    monkeypatch.setattr(chosen, "LARGEST_MOMENTS", 10**4)
+    monkeypatch.setattr(chosen, "MAX_MOMENTS", 10**4)
     facts = Facts(60, 3, 2, 2, PROMISE, 0.02)
     found = chosen.choose(facts)
     assert {one.settings.whiten for one in found} == {False, True}
@@ -321,7 +321,8 @@ def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     ).fit(X, y, ledger=path)
     loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
     assert loss["whitening"] == pytest.approx(
-        chosen.WHITENED * (budget - loss["scaling"] - loss["class counts"]), rel=1e-6
+        chosen.WHITENING_FRACTION * (budget - loss["scaling"] - loss["class counts"]),
+        rel=1e-6,
     )
     assert Ledger(PROMISE, 1, path=path).spent[0] == pytest.approx(sum(loss.values()))
     assert sum(loss.values()) <= budget * (1 + 1e-9)
@@ -554,7 +555,10 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
             lambda seed: SimpleNamespace(standard_normal=never),
         )
         release = scaling.release_scaling(
-            jax.random.key(0), X, np.zeros(40, int), PROMISE, exact=True
+            jax.random.key(0),
+            X,
+            np.zeros(40, int),
+            scaling.ReleaseTerms(PROMISE, exact=True),
         )
     assert len(drawn) == len(release.loss) == 3
     drawn.clear()
@@ -625,7 +629,7 @@ def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whi
         spent=0.1 * PROMISE.budget(1)[0],
     )
     tried = [replace(FEW, whiten=whitened, clip=clip) for clip in (0.5, 1.0)]
-    shared = chosen.expect(facts, tried, most=2)
+    shared = chosen.expect(facts, tried, max_stand_ins=2)
     assert plans_made() == len(tried)
 
     class PlanOfEach:
@@ -633,5 +637,5 @@ def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whi
             return chosen.make_plan(facts, settings, chosen.suited(posterior, settings))
 
     monkeypatch.setattr(chosen, "_SharedPlans", PlanOfEach)
-    assert chosen.expect(facts, tried, most=2) == shared
+    assert chosen.expect(facts, tried, max_stand_ins=2) == shared
     assert plans_made() == len(tried) * (1 + 2 * len(chosen.STRENGTHS[True]))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import InputError, channel
 from wflmc.apps.tables import scaling
+from wflmc.apps.tables.scaling import ReleaseTerms
 from wflmc.privacy import Privacy, releases
 
 KEY = jax.random.key(3)
@@ -98,12 +99,19 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
 @pytest.mark.parametrize("unit", ["record", "device"])
 def test_the_loss_is_the_share_that_was_asked_for(unit):
     privacy, owner = promise(unit=unit), np.arange(2000) % 20
-    release = scaling.release_scaling(KEY, columns(), owner, privacy, share=0.2)
+    release = scaling.release_scaling(
+        KEY, columns(), owner, ReleaseTerms(privacy), budget_fraction=0.2
+    )
     assert release.loss.shape == (3, 20)
     assert release.loss.sum(0) == pytest.approx(0.2 * privacy.budget(20), rel=1e-9)
     known = np.column_stack([columns().min(0) - 1, columns().max(0) + 1])
     cheap = scaling.release_scaling(
-        KEY, columns(), owner, privacy, ranges=known, share=0.05
+        KEY,
+        columns(),
+        owner,
+        ReleaseTerms(privacy),
+        ranges=known,
+        budget_fraction=0.05,
     )
     assert cheap.loss.shape == (1, 20)
     assert cheap.loss.sum(0) == pytest.approx(0.05 * privacy.budget(20), rel=1e-9)
@@ -113,7 +121,7 @@ def test_the_loss_is_the_share_that_was_asked_for(unit):
 def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
     table = columns()
     release = scaling.release_scaling(
-        KEY, table, np.arange(len(table)) % 20, promise(epsilon)
+        KEY, table, np.arange(len(table)) % 20, ReleaseTerms(promise(epsilon))
     )
     scaled = release.scaling(table)[:, :5]
     assert np.all(np.abs(scaled.mean(0)) < 0.8)
@@ -124,7 +132,9 @@ def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
 def test_noise_is_new_for_another_key_and_the_same_for_the_same():
     table, owner = columns(300), np.zeros(300, dtype=int)
     first, again, other = (
-        scaling.release_scaling(jax.random.key(seed), table, owner, promise())
+        scaling.release_scaling(
+            jax.random.key(seed), table, owner, ReleaseTerms(promise())
+        )
         for seed in (1, 1, 2)
     )
     assert np.array_equal(first.scaling.center, again.scaling.center)
@@ -135,10 +145,9 @@ def test_noise_is_new_for_another_key_and_the_same_for_the_same():
 
 def test_a_weak_link_adds_its_own_noise():
     table, owner, privacy = columns(), np.arange(2000) % 20, promise(BIG)
-    ideal = scaling.release_scaling(KEY, table, owner, privacy)
-    weak = scaling.release_scaling(
-        KEY, table, owner, privacy, link=wflmc.Link(channel.static(1e-9), snr_db=0)
-    )
+    ideal = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy))
+    weak_link = wflmc.Link(channel.static(1e-9), snr_db=0)
+    weak = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy, weak_link))
     assert weak.loss.max() < ideal.loss.max()
     assert np.all(np.isfinite(weak.scaling.scale))
     assert np.all(weak.scaling.scale > 0)
@@ -150,13 +159,15 @@ def test_wrong_ranges_are_refused():
             KEY,
             columns(10),
             np.zeros(10, int),
-            promise(),
+            ReleaseTerms(promise()),
             ranges=np.tile([1.0, 0.0], (6, 1)),
         )
 
 
 def test_more_rows_need_a_smaller_share():
-    shares = [scaling.share_for(n, 30, 0.26, True) for n in (50, 400, 2000, 10**6)]
+    shares = [
+        scaling.scaling_fraction(n, 30, 0.26, True) for n in (50, 400, 2000, 10**6)
+    ]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 0.25
     assert shares[-1] == 0.02
@@ -181,10 +192,8 @@ def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, lin
             labels,
             2,
             owner,
-            promise(adjacency=adjacency),
+            ReleaseTerms(promise(adjacency=adjacency), link, start=2),
             0.02,
-            link=link,
-            start=2,
         )
         for seed in range(60)
     ]
@@ -207,12 +216,12 @@ def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, lin
 def test_class_shares_that_noise_hides_are_alike():
     labels = np.arange(40) % 4
     release = scaling.release_class_shares(
-        KEY, labels, 4, np.zeros(40, int), promise(0.05), 0.02
+        KEY, labels, 4, np.zeros(40, int), ReleaseTerms(promise(0.05)), 0.02
     )
     assert np.all(release.shares > 0)
     assert release.shares.sum() == pytest.approx(1.0)
     exact = scaling.release_class_shares(
-        KEY, labels % 2, 2, np.zeros(40, int), promise(BIG), 0.02
+        KEY, labels % 2, 2, np.zeros(40, int), ReleaseTerms(promise(BIG)), 0.02
     )
     assert exact.shares == pytest.approx([0.5, 0.5], abs=1e-3)
 
@@ -220,7 +229,8 @@ def test_class_shares_that_noise_hides_are_alike():
 def test_class_counts_are_paid_for_where_they_tell_enough():
     budget = float(promise().budget(1)[0])
     parts = [
-        scaling.class_counts_part(rows, 2, budget) for rows in (30, 400, 15_000, 10**6)
+        scaling.class_counts_fraction(rows, 2, budget)
+        for rows in (30, 400, 15_000, 10**6)
     ]
     assert (
         parts[0] == 0

@@ -1,1 +1,4 @@
-"""From a table to private, calibrated predictions: scikit-learn estimators that choose their settings inside ε."""
+"""From a table to private, calibrated predictions.
+
+Estimators follow scikit-learn, and choose their settings inside ε.
+"""

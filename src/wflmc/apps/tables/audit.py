@@ -1,4 +1,7 @@
-"""An attack on a whole fit: scaling, choosing and sampling together, from all that a fitted estimator shows."""
+"""An attack on a whole fit, from everything that a fitted estimator shows.
+
+Scaling, choosing and sampling are attacked together.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -17,6 +20,7 @@ Table = tuple[ArrayLike, ArrayLike, ArrayLike]
 """X, y and devices of a fit."""
 PrivateEstimator: TypeAlias = PrivateClassifier | PrivateRegressor
 THRESHOLDS = 41
+"""Quantiles of the learned scores that are tried as thresholds."""
 
 
 class FitAudit(NamedTuple):
@@ -25,10 +29,15 @@ class FitAudit(NamedTuple):
     epsilon_lower: float
     """A lower bound on ε, by counting alone."""
     epsilon: float
+    """ε, as promised."""
     delta: float
+    """δ, as promised."""
     adjacency: str
+    """Which tables count as neighbours: replace or add-remove."""
     trials: int
+    """Fits to either table."""
     confidence: float
+    """Probability with which the lower bound holds."""
 
     @property
     def consistent(self) -> bool:
@@ -42,37 +51,54 @@ def audit_fit(
     trials: int = 1000,
     confidence: float = 0.99,
 ) -> FitAudit:
-    """Tell two neighbouring tables apart by estimators that were fitted to them.
+    """Try to tell two neighbouring tables apart by estimators fitted to them.
 
-    A linear rule is learned from one half of the trials, and its errors are counted on the other.
+    A linear rule is learned from one half of the trials on all numbers that a fitted
+    estimator shows, with the threshold that separates that half best; its errors are
+    counted on the other half. The error rates give a lower bound on ε that holds with
+    the given confidence, whatever the mechanism is.
 
     Args:
-        make: from the number of a trial to an estimator that is not yet fitted, with a seed of its own.
-        tables: two that differ in one row, or one device, as the estimator's unit and adjacency say.
+        make: from the number of a trial to an estimator that is not yet fitted, with a
+            seed of its own.
+        tables: two that differ in one row, or one device, as the estimator's unit and
+            adjacency say.
         trials: fits to either table.
+        confidence: probability with which the bound holds.
+
+    Returns:
+        The bound beside the promise. A bound above the promise refutes it; one below
+        proves nothing.
     """
-    shown = [
+    numbers = [
         np.array([_shown(make(trial).fit(*table)) for trial in range(trials)])
         for table in tables
     ]
-    half, model = trials // 2, make(0)
-    X, side = np.concatenate([each[:half] for each in shown]), np.repeat([0, 1], half)
+    half = trials // 2
+    model = make(0)
+    X = np.concatenate([rows[:half] for rows in numbers])
+    side = np.repeat([0, 1], half)
     rule = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, side)
-    scored = [np.asarray(rule.decision_function(each)) for each in shown]
-    learned, told = [each[:half] for each in scored], [each[half:] for each in scored]
+    scores = [np.asarray(rule.decision_function(rows)) for rows in numbers]
+    learned_scores = [values[:half] for values in scores]
+    fresh_scores = [values[half:] for values in scores]
+    risk = (1 - confidence) / 2
 
-    def bound(scores: list[Array], threshold: float, risk: float) -> float:
-        errors = [np.sum(scores[0] > threshold), np.sum(scores[1] <= threshold)]
-        false_positive, false_negative = rate_upper(errors, len(scores[0]), risk)
+    def bound(values: list[Array], threshold: float) -> float:
+        errors = [np.sum(values[0] > threshold), np.sum(values[1] <= threshold)]
+        false_positive, false_negative = rate_upper(errors, len(values[0]), risk)
         return epsilon_by_counting(false_positive, false_negative, model.delta)
 
-    possible = np.quantile(np.concatenate(learned), np.linspace(0, 1, THRESHOLDS))
-    best = max(
-        possible, key=lambda threshold: bound(learned, threshold, (1 - confidence) / 2)
-    )
-    found = bound(told, float(best), (1 - confidence) / 2)
+    quantiles = np.linspace(0, 1, THRESHOLDS)
+    thresholds = np.quantile(np.concatenate(learned_scores), quantiles)
+    best = max(thresholds, key=lambda threshold: bound(learned_scores, threshold))
     return FitAudit(
-        found, model.epsilon, model.delta, model.adjacency, trials, confidence
+        epsilon_lower=bound(fresh_scores, float(best)),
+        epsilon=model.epsilon,
+        delta=model.delta,
+        adjacency=model.adjacency,
+        trials=trials,
+        confidence=confidence,
     )
 
 
@@ -80,7 +106,9 @@ def _shown(estimator: PrivateEstimator) -> Array:
     """Return numbers that a fitted estimator shows."""
     model = estimator.model_
     theta = model.theta.astype(float)
-    scales = model.scaling.center, np.log(model.scaling.scale)
+    log_scale = np.log(model.scaling.scale)
     target = [model.center, np.log(model.spread), model.noise_scale]
-    chosen = [estimator.settings_.clip, estimator.settings_.step_size]
-    return np.concatenate([theta.mean(0), theta[0], theta[-1], *scales, target, chosen])
+    settings = [estimator.settings_.clip, estimator.settings_.step_size]
+    draws = (theta.mean(0), theta[0], theta[-1])
+    scales = (model.scaling.center, log_scale)
+    return np.concatenate([*draws, *scales, target, settings])

@@ -1,17 +1,18 @@
-"""The folder of a fit: from a table to a model, its scores and its ledger; and from a model to predictions.
+"""The folder of a fit: from a table to a model, and from a model to predictions.
 
-`model.npz` and `schema.json` are what predictions are made of. `fit.json` has scores on rows that were held out, which
-ε does not cover.
+`model.npz` and `schema.json` are what predictions are made of, and `ledger.jsonl` is
+what was spent. `fit.json` has scores on rows that were held out, which ε does not
+cover.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +33,19 @@ from wflmc.apps.tables.estimators import (
 )
 from wflmc.apps.tables.model import FittedModel
 from wflmc.apps.tables.reading import as_frame
-from wflmc.apps.tables.scaling import share_for
-from wflmc.apps.tables.schema import Schema, read_schema
+from wflmc.apps.tables.scaling import scaling_fraction
+from wflmc.apps.tables.schema import Missing, Schema, Task, read_schema
 from wflmc.apps.tables.settings import Facts, promise_of, worth
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import Names, as_classes
-from wflmc.runs.documents import ClassScores, FitFile, FitPrivacy, read_document
+from wflmc.runs.documents import (
+    Bins,
+    ClassScores,
+    FitFile,
+    FitPrivacy,
+    read_document,
+)
 from wflmc.scenario import NotCovered, plain, to_json
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.storage import replacing, write_text
@@ -47,25 +54,64 @@ from wflmc.version import __version__
 if TYPE_CHECKING:  # it is imported only where a table is used
     from pandas import DataFrame
 
-MODEL, SCHEMA, FIT, LEDGER = "model.npz", "schema.json", "fit.json", "ledger.jsonl"
-SHOWN = 10
-"""Candidates that are kept."""
-RESAMPLED = 200
+MODEL = "model.npz"
+"""The file of a fit with its draws and scales."""
+SCHEMA = "schema.json"
+"""The file of a fit that says how a table is encoded."""
+FIT = "fit.json"
+"""The file of a fit with settings, privacy and scores."""
+LEDGER = "ledger.jsonl"
+"""The file of a fit with what was spent."""
+MAX_SHOWN_CANDIDATES = 10
+"""Candidates that fit.json has."""
+MAX_SHOWN_DEVICES = 40
+"""Devices whose scores fit.json has."""
+RESAMPLED_LABELS = 200
 """Sets of labels that the floor of the calibration error is the mean of."""
-RESAMPLED_OF_CLASS = 40
+RESAMPLED_LABELS_OF_CLASS = 40
 """The same for each class."""
+RELEASES_BEFORE_CHAIN = 3
+"""Rounds of the link that releases may take before a chain, for `wflmc tune`."""
+SPLIT_SEED = 0
+"""Seed by which rows are dealt out and held out: it must not depend on the data."""
+SCORES_SEED = 0
+"""Seed by which labels are drawn for floors of the calibration error."""
+SMALLEST_PROBABILITY = 1e-12
+"""In the place of a predicted probability of zero, whose logarithm is taken."""
+SMALLEST_VARIANCE = 1e-300
+"""In the place of a variance of zero, which is divided by."""
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+"""First characters by which spreadsheets take a cell of a CSV for a formula."""
 
 
 @without_data
 class FitRequest(NamedTuple):
-    """The arguments of `wflmc fit` and `wflmc tune`."""
+    """The arguments of `wflmc fit` and `wflmc tune`.
+
+    Args:
+        table: a file, or a frame of pandas or polars.
+        target: the column to predict.
+        epsilon: of the promise, for everything that is done.
+        delta: of the promise.
+        task: classification or regression; None: as the target suggests.
+        device: the column that says which device holds a row.
+        devices: else the number of devices, among which rows are dealt out.
+        id: the column of unique names of rows.
+        unit: whose change is hidden: record or device.
+        adjacency: replace or add-remove.
+        link: the channel; None for an ideal one.
+        declared: part of a schema as plain data.
+        missing: refuse or indicator; None: as declared, else refuse.
+        test: fraction of the rows that is held out.
+        seed: None: secret.
+        private: whether settings are chosen by private selection.
+    """
 
     table: object
-    """A file, or a frame of pandas or polars."""
     target: str
     epsilon: float
     delta: float
-    task: str | None = None
+    task: Task | None = None
     device: str | None = None
     devices: int | None = None
     id: str | None = None
@@ -73,260 +119,389 @@ class FitRequest(NamedTuple):
     adjacency: str = "replace"
     link: Link | None = None
     declared: Mapping[str, object] | None = None
-    missing: str | None = None
-    """refuse or indicator; None: as declared, else refuse."""
+    missing: Missing | None = None
     test: float = 0.25
     seed: int | None = None
-    """None: secret."""
     private: bool = False
-    """Whether settings are chosen by private selection."""
 
 
 @without_data
-class Held(NamedTuple):
-    """Rows that were held out, or those that are fitted, as they were given."""
+class TableRows(NamedTuple):
+    """Rows that were held out, or those that are fitted, in their own units.
+
+    Args:
+        X: features, [n, d].
+        y: labels or targets, [n].
+        owner: the index of each row's device among `names`, [n].
+        names: of the devices.
+    """
 
     X: NDArray[np.float64]
     y: np.ndarray
     owner: NDArray[np.intp]
     names: list[int] | list[str]
-    """Of the devices."""
 
 
-def _read(request: FitRequest) -> tuple[Schema, NDArray[np.float64], Held, Held]:
-    """Return the schema of a table, public ranges[d, 2], and its rows as numbers: to fit, and held out."""
+@without_data
+class _SplitTable(NamedTuple):
+    """A table as numbers.
+
+    Args:
+        schema: by which it was encoded.
+        ranges: public ones of the features, [d, 2].
+        fitted: rows to fit.
+        held_out: other rows.
+    """
+
+    schema: Schema
+    ranges: NDArray[np.float64]
+    fitted: TableRows
+    held_out: TableRows
+
+
+def _read(request: FitRequest) -> _SplitTable:
+    """Return the table of a request as numbers."""
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a share from 0 to below 1")
     frame = as_frame(request.table)
-    keys = {
-        name: getattr(request, name)
-        for name in ("task", "device", "id", "missing", "declared")
-    }
-    schema = make_schema(frame, target=request.target, **keys)
-    X, ranges, _ = encode(frame, schema)
+    schema = make_schema(
+        frame,
+        target=request.target,
+        task=request.task,
+        device=request.device,
+        id=request.id,
+        missing=request.missing,
+        declared=request.declared,
+    )
+    encoded = encode(frame, schema)
     y = outcomes(frame, schema)
-    generator = np.random.default_rng(0)
-    owner = owners(frame, schema, request.devices, generator)
-    names = (
-        list(range(owner.max() + 1))
-        if schema.device is None
-        else device_names(frame, schema)
-    )
-    test = np.isin(
-        np.arange(len(X)), generator.permutation(len(X))[: int(request.test * len(X))]
-    )
-    _, owner[~test] = np.unique(
-        owner[~test], return_inverse=True
-    )  # a device whose rows are all held out has none
-    if len(X) - test.sum() < 2:
-        raise InputError(
-            "TABLE", f"{len(X)} rows", "a table with at least two rows to fit"
-        )
+    generator = np.random.default_rng(SPLIT_SEED)
+    owner = owners(frame, schema, devices=request.devices, generator=generator)
+    names: list[int] | list[str] = list(range(owner.max() + 1))
+    if schema.device is not None:
+        names = device_names(frame, schema)
+    rows = len(encoded.X)
+    held_out_rows = generator.permutation(rows)[: int(request.test * rows)]
+    is_held_out = np.isin(np.arange(rows), held_out_rows)
+    if rows - is_held_out.sum() < 2:
+        requirement = "a table with at least two rows to fit"
+        raise InputError("TABLE", f"{rows} rows", requirement)
+    # A device whose rows are all held out takes no part in the fit.
+    _, fitted_owner = np.unique(owner[~is_held_out], return_inverse=True)
+    owner[~is_held_out] = fitted_owner
     fitted, held_out = (
-        Held(X[part], y[part], owner[part], names) for part in (~test, test)
+        TableRows(encoded.X[part], y[part], owner[part], names)
+        for part in (~is_held_out, is_held_out)
     )
-    return schema, ranges, fitted, held_out
+    return _SplitTable(schema, encoded.ranges, fitted, held_out)
 
 
 def facts_of(request: FitRequest) -> Facts:
-    """Return what is public of a table, for `wflmc tune`."""
-    schema, ranges, fitted, _ = _read(request)
-    promise, (rows, features), devices = (
-        promise_of(request),
-        fitted.X.shape,
-        int(fitted.owner.max()) + 1,
+    """Return what is public of a table, for `wflmc tune`.
+
+    Nothing is spent: of the table only its size, its columns and its classes are looked
+    at. Classes count as equally frequent.
+
+    Args:
+        request: as for a fit.
+
+    Returns:
+        The facts that a fit of these rows would begin its chain with.
+
+    Raises:
+        InputError: the table, a column or an option is not what it must be.
+    """
+    table = _read(request)
+    promise = promise_of(request)
+    rows, features = table.fitted.X.shape
+    devices = int(table.fitted.owner.max()) + 1
+    budget = float(promise.budget(1)[0])
+    units = rows if request.unit == "record" else devices
+    budget_fraction = scaling_fraction(
+        units,
+        columns=features,
+        budget=budget,
+        finds_ranges=bool(np.isnan(table.ranges).any()),
     )
-    budget, units = (
-        float(promise.budget(1)[0]),
-        rows if request.unit == "record" else devices,
-    )
-    spent = budget * share_for(units, features, budget, bool(np.isnan(ranges).any()))
     return Facts(
-        rows,
-        features,
-        len(schema.classes or []),
-        devices,
-        promise,
-        spent,
-        3,
-        request.link,
+        rows=rows,
+        features=features,
+        classes=len(table.schema.classes or []),
+        devices=devices,
+        promise=promise,
+        spent=budget * budget_fraction,
+        rounds_before=RELEASES_BEFORE_CHAIN,
+        link=request.link,
     )
 
 
 def fit_table(
     request: FitRequest, out: Path, progress: Callable[[int, int], None] | None = None
 ) -> FitFile:
-    """Fit a table, a file of `wflmc fit` or a frame of pandas or polars, and write the folder of it.
+    """Fit a table, and write the folder of the fit.
+
+    Everything that looks at the rows to fit is paid for from one ε, and the ledger in
+    the folder is charged before anything is sent. Rows that are held out score the
+    predictions, outside ε.
+
+    Args:
+        request: the table and the options of `wflmc fit`.
+        out: the folder, made if it does not exist.
+        progress: called with the parts that are done and their number, while settings
+            are chosen.
+
+    Returns:
+        What fit.json has.
 
     Raises:
-        InputError: the table, a column or an option is not what it must be; nothing is written then.
+        InputError: the table, a column or an option is not what it must be, or the
+            folder holds a fit; nothing is written then.
     """
     began = time.perf_counter()
     if (out / FIT).exists() or (out / LEDGER).exists():
-        raise InputError(
-            "--out",
-            str(out),
-            "a new folder: fits of the same data add up, and this one holds another",
-        )
-    schema, ranges, fitted, held_out = _read(request)
-    terms: Any = {
-        name: getattr(request, name)
-        for name in ("epsilon", "delta", "unit", "adjacency", "link")
-    }
-    terms |= {
-        "ranges": ranges,
-        "settings": "private" if request.private else None,
-        "random_state": request.seed,
-    }
-    model: PrivateClassifier | PrivateRegressor = PrivateRegressor(
-        target_range=schema.target_range, **terms
-    )
-    if schema.task == "classification":
-        model = PrivateClassifier(classes=schema.classes, **terms)
+        reason = "fits of the same data add up, and this one holds another"
+        raise InputError("--out", str(out), f"a new folder: {reason}")
+    table = _read(request)
+    model = _estimator(request, table)
     model.progress = progress
     out.mkdir(parents=True, exist_ok=True)
+    fitted = table.fitted
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
-    uncovered = [
-        NotCovered(name, f"Read off the data: {name}.") for name in schema.taken
+    privacy_warnings = [
+        str(warning.message)
+        for warning in caught
+        if issubclass(warning.category, PrivacyWarning)  # others look at data
     ]
-    if schema.device is not None:
-        uncovered.append(
-            NotCovered(
-                "devices",
-                "Which device holds a row, and how many rows each has, is public.",
-            )
-        )
-    if request.private:
-        uncovered.append(
-            NotCovered(
-                "seconds", "How long private selection took tells how often it ran."
-            )
-        )
-    said = [
-        str(item.message)
-        for item in caught
-        if issubclass(item.category, PrivacyWarning)
-    ]  # others look at data
-    document = describe(model, held_out, request.target)
-    also = {
-        "not_covered": [*uncovered, *document.not_covered],
-        "warnings": [*said, *useless(document)],
-    }
-    document = document.model_copy(
-        update={**also, "seconds": time.perf_counter() - began}
+    described = describe(model, table.held_out, request.target)
+    uncovered = _not_covered(request, table.schema)
+    document = described.model_copy(
+        update={
+            "not_covered": [*uncovered, *described.not_covered],
+            "warnings": [*privacy_warnings, *prediction_warnings(described)],
+            "seconds": time.perf_counter() - began,
+        }
     )
     model.model_.save(out / MODEL)
-    write_text(out / SCHEMA, schema.model_dump_json(indent=1))
+    write_text(out / SCHEMA, table.schema.model_dump_json(indent=1))
     write_text(out / FIT, to_json(document.model_dump()))
     return document
 
 
-def describe(
-    estimator: PrivateClassifier | PrivateRegressor, held_out: Held, target: str = "y"
-) -> FitFile:
-    """Return what a fitted estimator chose, spent and reaches on rows that were held out, and what more is worth."""
-    facts, spent = estimator.facts_, estimator.privacy_
-    classes = (
-        estimator.classes_.tolist()
-        if isinstance(estimator, PrivateClassifier)
-        else None
-    )
-    names = None if classes is None else tuple(classes)
-    scores = {} if not len(held_out.X) else _scores(estimator.model_, held_out, names)
-    looked = [
-        NotCovered(
-            "scores",
-            "Scores look at held-out rows, which nothing hides.",
-            published=False,
+def _estimator(
+    request: FitRequest, table: _SplitTable
+) -> PrivateClassifier | PrivateRegressor:
+    """Return the estimator of a request, not yet fitted."""
+    schema = table.schema
+    settings = "private" if request.private else None
+    if schema.task == "classification":
+        return PrivateClassifier(
+            epsilon=request.epsilon,
+            delta=request.delta,
+            unit=request.unit,
+            adjacency=request.adjacency,
+            link=request.link,
+            classes=schema.classes,
+            ranges=table.ranges,
+            settings=settings,
+            random_state=request.seed,
         )
+    return PrivateRegressor(
+        epsilon=request.epsilon,
+        delta=request.delta,
+        unit=request.unit,
+        adjacency=request.adjacency,
+        link=request.link,
+        target_range=schema.target_range,
+        ranges=table.ranges,
+        settings=settings,
+        random_state=request.seed,
+    )
+
+
+def _not_covered(request: FitRequest, schema: Schema) -> list[NotCovered]:
+    """Return what ε does not cover of a table, besides what it lacks of a fit."""
+    uncovered = [
+        NotCovered(name, f"Read off the data: {name}.") for name in schema.taken
     ]
+    if schema.device is not None:
+        text = "Which device holds a row, and how many rows each has, is public."
+        uncovered.append(NotCovered("devices", text))
+    if request.private:
+        text = "How long private selection took tells how often it ran."
+        uncovered.append(NotCovered("seconds", text))
+    return uncovered
+
+
+def describe(
+    estimator: PrivateClassifier | PrivateRegressor,
+    held_out: TableRows,
+    target: str = "y",
+) -> FitFile:
+    """Describe a fitted estimator: what it chose, spent and reaches.
+
+    What more of something would be worth is estimated on public stand-ins, which takes
+    seconds.
+
+    Args:
+        estimator: after its fit.
+        held_out: rows that score its predictions; with none of them there are no
+            scores.
+        target: the name of the column that is predicted.
+
+    Returns:
+        The content of fit.json, without warnings and with 0 seconds.
+    """
+    facts = estimator.facts_
+    spent = estimator.privacy_
+    classes = None
+    if isinstance(estimator, PrivateClassifier):
+        classes = estimator.classes_.tolist()
+    scores = _HeldOutScores()
+    uncovered = list(estimator.not_covered_)
+    if len(held_out.X):
+        scores = _scores(estimator.model_, held_out, classes)
+        text = "Scores look at held-out rows, which nothing hides."
+        uncovered.insert(0, NotCovered("scores", text, published=False))
+    shown_candidates = estimator.candidates_[:MAX_SHOWN_CANDIDATES]
+    expected = worth(facts, estimator.settings_)
+    left = max(0.0, spent.promised - spent.epsilon)
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
-        **{name: getattr(facts, name) for name in ("rows", "features", "devices")},
+        rows=facts.rows,
+        features=facts.features,
+        devices=facts.devices,
         test_rows=len(held_out.X),
         classes=classes,
-        **scores,
+        accuracy=scores.accuracy,
+        ece=scores.ece,
+        ece_floor=scores.ece_floor,
+        nll=scores.nll,
+        rmse=scores.rmse,
+        r2=scores.r2,
+        coverage_90=scores.coverage_90,
+        reliability=scores.reliability,
+        by_class=list(scores.by_class),
+        by_device=list(scores.by_device),
         epsilon_spent=spent.epsilon,
         epsilon_by_part=spent.by_part,
-        privacy=FitPrivacy(
-            **asdict(spent), left=max(0.0, spent.promised - spent.epsilon)
-        ),
+        privacy=FitPrivacy(**asdict(spent), left=left),
         settings=asdict(estimator.settings_),
-        candidates=[one.plain for one in estimator.candidates_[:SHOWN]],
-        worth={
-            name: one.plain for name, one in worth(facts, estimator.settings_).items()
-        },
-        not_covered=[*(looked if scores else []), *estimator.not_covered_],
+        candidates=[candidate.plain for candidate in shown_candidates],
+        worth={name: case.plain for name, case in expected.items()},
+        not_covered=uncovered,
         warnings=[],
         seconds=0.0,
         version=__version__,
     )
 
 
-def useless(fit: FitFile) -> list[str]:
-    """Say where predictions are no better than a guess, or the probabilities of a class are off."""
+def prediction_warnings(fit: FitFile) -> list[str]:
+    """Return warnings about predictions that should not be used as they are.
+
+    Args:
+        fit: with scores on rows that were held out; without scores there is no warning.
+
+    Returns:
+        A sentence where predictions are no better than a guess or a constant, and one
+        for each class whose mean probability is off.
+    """
     advice = "do not use them. More rows, a larger epsilon or public ranges would help"
-    off = [
-        f"The mean probability of {scores.label!r} is {scores.predicted_share:.3g}, but {scores.share:.3g} of the "
-        "held-out rows have this label: do not take its probabilities at their word."
-        for scores in fit.biased_classes
-    ]
-    if fit.nll is not None and fit.nll >= np.log(len(fit.classes or [0, 1])):
-        return [
-            f"Probabilities are no better than guessing on the held-out rows (nll {fit.nll:.3g}): {advice}.",
-            *off,
-        ]
+    biased = [_bias_warning(scores) for scores in fit.biased_classes]
+    classes = len(fit.classes or [0, 1])
+    if fit.nll is not None and fit.nll >= np.log(classes):
+        problem = "Probabilities are no better than guessing on the held-out rows"
+        return [f"{problem} (nll {fit.nll:.3g}): {advice}.", *biased]
     if fit.r2 is not None and fit.r2 <= 0:
-        return [
-            f"Predictions are no better than a constant on the held-out rows (R² {fit.r2:.3g}): {advice}."
-        ]
-    return off
+        problem = "Predictions are no better than a constant on the held-out rows"
+        return [f"{problem} (R² {fit.r2:.3g}): {advice}."]
+    return biased
+
+
+def _bias_warning(scores: ClassScores) -> str:
+    """Return the warning about a class whose mean probability is off."""
+    mean = f"The mean probability of {scores.label!r} is {scores.predicted_share:.3g}"
+    truth = f"{scores.share:.3g} of the held-out rows have this label"
+    return f"{mean}, but {truth}: do not take its probabilities at their word."
+
+
+class _HeldOutScores(NamedTuple):
+    """Scores on rows that were held out, as fit.json has them.
+
+    None, or empty, are those of the other task, and all where no rows were held out.
+    """
+
+    accuracy: float | None = None
+    ece: float | None = None
+    ece_floor: float | None = None
+    nll: float | None = None
+    rmse: float | None = None
+    r2: float | None = None
+    coverage_90: float | None = None
+    reliability: Bins | None = None
+    by_class: Sequence[ClassScores] = ()
+    by_device: Sequence[dict[str, float | str]] = ()
 
 
 def _scores(
-    model: FittedModel, held_out: Held, classes: Names | None
-) -> dict[str, Any]:
-    """Return scores on rows that were held out, of classes or of numbers."""
-    X, y = held_out.X, held_out.y
+    model: FittedModel, held_out: TableRows, classes: Sequence[int | str] | None
+) -> _HeldOutScores:
+    """Return scores of classes, or of numbers."""
     if classes is None:
-        mean, (low, high) = model.mean_and_spread(X)[0], model.interval(X)
-        off, inside = y - mean, (y >= low) & (y <= high)
-        return {
-            "rmse": float(np.sqrt(np.mean(off**2))),
-            "r2": float(1 - np.mean(off**2) / max(np.var(y), 1e-300)),
-            "coverage_90": float(inside.mean()),
-            "by_device": [
-                *_by_device(
-                    held_out, {"rmse": off**2, "coverage_90": inside.astype(float)}
-                )
-            ],
-        }
-    p = np.maximum(model.probabilities(X), 1e-12)
+        return _regression_scores(model, held_out)
+    return _classification_scores(model, held_out, classes)
+
+
+def _regression_scores(model: FittedModel, held_out: TableRows) -> _HeldOutScores:
+    """Return scores of numbers."""
+    y = held_out.y
+    mean = model.mean_and_spread(held_out.X).mean
+    interval = model.interval(held_out.X)
+    squared_errors = (y - mean) ** 2
+    is_inside = (y >= interval.lower) & (y <= interval.upper)
+    by_device = _by_device(
+        held_out,
+        values={"rmse": squared_errors, "coverage_90": is_inside.astype(float)},
+    )
+    for row in by_device:
+        row["rmse"] = float(row["rmse"]) ** 0.5
+    variance = max(np.var(y), SMALLEST_VARIANCE)
+    return _HeldOutScores(
+        rmse=float(np.sqrt(np.mean(squared_errors))),
+        r2=float(1 - np.mean(squared_errors) / variance),
+        coverage_90=float(is_inside.mean()),
+        by_device=by_device,
+    )
+
+
+def _classification_scores(
+    model: FittedModel, held_out: TableRows, classes: Sequence[int | str]
+) -> _HeldOutScores:
+    """Return scores of classes."""
+    p = np.maximum(model.probabilities(held_out.X), SMALLEST_PROBABILITY)
     p /= p.sum(1, keepdims=True)
-    labels: Sequence[int | str] = classes
-    truth = as_classes(y, classes)
-    found = calibration(p, truth)
-    drawn = (
-        np.random.default_rng(0).random((RESAMPLED, len(p), 1))
-        > np.cumsum(p, axis=1)[None, :, :-1]
-    ).sum(-1)
-    return {
-        **{name: float(getattr(found, name)) for name in ("accuracy", "ece", "nll")},
-        "ece_floor": float(
-            np.mean([calibration(p, resampled).ece for resampled in drawn])
-        ),
-        "reliability": plain(reliability(found)),
-        "by_class": [
-            _class_scores(label, p[:, place], truth == place)
-            for place, label in enumerate(labels)
+    names: Names = tuple(classes)  # type: ignore[assignment]
+    truth = as_classes(held_out.y, names)
+    scores = calibration(p, truth)
+    generator = np.random.default_rng(SCORES_SEED)
+    uniform = generator.random((RESAMPLED_LABELS, len(p), 1))
+    drawn_labels = (uniform > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
+    floors = [calibration(p, labels).ece for labels in drawn_labels]
+    is_right = p.argmax(1) == truth
+    return _HeldOutScores(
+        accuracy=float(scores.accuracy),
+        ece=float(scores.ece),
+        ece_floor=float(np.mean(floors)),
+        nll=float(scores.nll),
+        reliability=plain(reliability(scores)),
+        by_class=[
+            _class_scores(label, p[:, index], truth == index)
+            for index, label in enumerate(classes)
         ],
-        "by_device": [
-            *_by_device(held_out, {"accuracy": (p.argmax(1) == truth).astype(float)})
-        ],
-    }
+        by_device=_by_device(held_out, values={"accuracy": is_right.astype(float)}),
+    )
 
 
 def _class_scores(
@@ -340,9 +515,12 @@ def _class_scores(
         has_label: which rows have this label, [n].
     """
     against_others = np.column_stack([1 - probability, probability])
-    generator = np.random.default_rng(0)
-    drawn = generator.random((RESAMPLED_OF_CLASS, len(probability))) < probability
-    floors = [calibration(against_others, labels.astype(int)).ece for labels in drawn]
+    generator = np.random.default_rng(SCORES_SEED)
+    uniform = generator.random((RESAMPLED_LABELS_OF_CLASS, len(probability)))
+    drawn_labels = uniform < probability
+    floors = [
+        calibration(against_others, labels.astype(int)).ece for labels in drawn_labels
+    ]
     return ClassScores(
         label=label,
         share=float(has_label.mean()),
@@ -353,54 +531,94 @@ def _class_scores(
 
 
 def _by_device(
-    held_out: Held, values: dict[str, NDArray[np.float64]]
-) -> Iterator[dict[str, float | str]]:
-    """Yield the mean of values by device, those with most rows first."""
+    held_out: TableRows, values: Mapping[str, NDArray[np.float64]]
+) -> list[dict[str, float | str]]:
+    """Return the mean of values by device, those with most rows first.
+
+    Args:
+        held_out: rows.
+        values: of every row, [n] each, by name.
+    """
     owner = held_out.owner
-    held = np.bincount(owner, minlength=len(held_out.names))
-    for device in np.argsort(-held, kind="stable")[
-        : min(4 * SHOWN, np.count_nonzero(held))
-    ]:
-        means = {
-            name: float(each[owner == device].mean()) for name, each in values.items()
+    row_counts = np.bincount(owner, minlength=len(held_out.names))
+    shown = min(MAX_SHOWN_DEVICES, np.count_nonzero(row_counts))
+    table = []
+    for device in np.argsort(-row_counts, kind="stable")[:shown]:
+        row: dict[str, float | str] = {
+            "device": held_out.names[device],
+            "rows": int(row_counts[device]),
         }
-        means |= {"rmse": means["rmse"] ** 0.5} if "rmse" in means else {}
-        yield {"device": held_out.names[device], "rows": int(held[device]), **means}
+        for name, row_values in values.items():
+            row[name] = float(row_values[owner == device].mean())
+        table.append(row)
+    return table
 
 
-def read_fit(folder: Path, option: str = "DIR") -> tuple[FitFile, Schema, FittedModel]:
-    """Return what the folder of a fit holds."""
+class Fit(NamedTuple):
+    """What the folder of a fit holds.
+
+    Args:
+        document: fit.json.
+        schema: how a table is encoded.
+        model: by which rows are predicted.
+    """
+
+    document: FitFile
+    schema: Schema
+    model: FittedModel
+
+
+def read_fit(folder: Path, option: str = "DIR") -> Fit:
+    """Read the folder of a fit.
+
+    Files are checked, one by one and against each other, so that the folder may come
+    from anywhere.
+
+    Args:
+        folder: that `wflmc fit --out` has written.
+        option: the option that names it, for errors.
+
+    Returns:
+        The fit.
+
+    Raises:
+        InputError: a file is absent or damaged, or model and schema do not fit each
+            other.
+    """
     if not (folder / FIT).is_file():
-        raise InputError(
-            option, str(folder), "a folder that `wflmc fit --out` has written"
-        )
+        requirement = "a folder that `wflmc fit --out` has written"
+        raise InputError(option, str(folder), requirement)
     document = read_document(folder / FIT, FitFile, option)
     schema = read_schema(folder / SCHEMA, option)
     model = FittedModel.load(folder / MODEL)
     features = sum(len(column.features) for column in schema.columns)
     if model.features != features or model.classes != len(schema.classes or []):
-        raise InputError(
-            option, str(folder), "a folder whose model and schema are those of one fit"
-        )
-    return document, schema, model
-
-
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters by which spreadsheets take a cell of a CSV for a formula."""
+        requirement = "a folder whose model and schema are those of one fit"
+        raise InputError(option, str(folder), requirement)
+    return Fit(document, schema, model)
 
 
 def safe_for_spreadsheets(text: str) -> str:
-    """Return a text that no spreadsheet runs as a formula: an apostrophe goes before one that looks like it.
+    """Return a text that no spreadsheet runs as a formula.
 
-    >>> safe_for_spreadsheets("=1+1"), safe_for_spreadsheets("-3.5"), safe_for_spreadsheets("patient 7")
-    ("'=1+1", '-3.5', 'patient 7')
+    Args:
+        text: a cell of a CSV file.
+
+    Returns:
+        The text, with an apostrophe before it if it begins as a formula does and is no
+        number.
+
+    >>> safe_for_spreadsheets("=1+1"), safe_for_spreadsheets("-3.5")
+    ("'=1+1", '-3.5')
+    >>> safe_for_spreadsheets("patient 7")
+    'patient 7'
     """
     is_formula = text.startswith(FORMULA_SIGNS) and parse_number(text) is None
     return f"'{text}" if is_formula else text
 
 
 def _write_predictions(predictions: DataFrame, out: Path) -> None:
-    """Write a frame of predictions as .csv that spreadsheets may open."""
+    """Write a frame of predictions as a CSV file that spreadsheets may open."""
     texts = predictions.select_dtypes(exclude="number").columns
     safe = {
         name: [safe_for_spreadsheets(str(cell)) for cell in predictions[name]]
@@ -411,48 +629,70 @@ def _write_predictions(predictions: DataFrame, out: Path) -> None:
         table.to_csv(file, index=False)
 
 
+class TablePredictions(NamedTuple):
+    """Predictions of the rows of a table.
+
+    Args:
+        predictions: a frame with one row for each of the table's.
+        warnings: sentences about rows that the model does not know.
+    """
+
+    predictions: DataFrame
+    warnings: list[str]
+
+
 def predict_table(
     folder: Path, table: object, out: Path | None = None
-) -> tuple[DataFrame, list[str]]:
+) -> TablePredictions:
     """Predict the rows of a table by the model of a fit.
 
-    The model itself may be shown, but a prediction also tells about the row that it was made for: nothing hides new
-    rows.
+    The model itself may be shown, but a prediction also tells about the row that it was
+    made for: nothing hides new rows.
 
     Args:
         folder: the folder of a fit.
         table: a file or a frame with the columns of the fit.
-        out: a .csv file to write predictions to. Texts that spreadsheets would run as formulas get an apostrophe there.
+        out: a .csv file to write predictions to. Texts that spreadsheets would run as
+            formulas get an apostrophe there.
 
     Returns:
-        The predictions as a frame, one row each, and warnings. Columns are the row's own id, `prediction` and
-        `p_CLASS`; or `mean`, `lower` and `upper`, the ends of 90 % intervals.
+        The predictions as a frame, one row each, and warnings. Columns are the row's
+        own id, `prediction` and `p_CLASS`; or `mean`, `lower` and `upper`, the ends of
+        90 % intervals.
 
     Raises:
-        InputError: if the folder is not that of a fit, or a column of the table is not what it was at the fit.
+        InputError: if the folder is not that of a fit, or a column of the table is not
+            what it was at the fit.
     """
     import pandas as pd
 
-    _, schema, model = read_fit(folder)
+    fit = read_fit(folder)
+    schema = fit.schema
     frame = as_frame(table)
-    X, _, _ = encode(frame, schema)
+    X = encode(frame, schema).X
     columns: dict[str, np.ndarray] = {"row": np.arange(len(frame))}
     if schema.id is not None and schema.id in frame:
         columns = {schema.id: frame[schema.id].to_numpy()}
-    if schema.task == "classification":
-        p, classes = model.probabilities(X), np.asarray(schema.classes)
-        columns |= {
-            "prediction": classes[p.argmax(1)],
-            **{f"p_{label}": p[:, at] for at, label in enumerate(classes)},
-        }
-    else:
-        low, high = model.interval(X)
-        columns |= {"mean": model.mean_and_spread(X)[0], "lower": low, "upper": high}
+    columns |= _prediction_columns(fit, X)
     predictions = pd.DataFrame(columns)
     if out is not None:
         _write_predictions(predictions, out)
     unknown = unknown_categories(frame, schema)
-    return predictions, [
-        f"Some rows of column {name!r} have a category that the model does not know."
-        for name in unknown
-    ]
+    problem = "have a category that the model does not know"
+    notes = [f"Some rows of column {name!r} {problem}." for name in unknown]
+    return TablePredictions(predictions, notes)
+
+
+def _prediction_columns(fit: Fit, X: NDArray[np.float64]) -> dict[str, np.ndarray]:
+    """Return the predictions of encoded rows[n, d], by the names of their columns."""
+    model = fit.model
+    if fit.schema.task == "regression":
+        lower, upper = model.interval(X)
+        mean = model.mean_and_spread(X).mean
+        return {"mean": mean, "lower": lower, "upper": upper}
+    p = model.probabilities(X)
+    classes = np.asarray(fit.schema.classes)
+    columns = {"prediction": classes[p.argmax(1)]}
+    for index, label in enumerate(classes):
+        columns[f"p_{label}"] = p[:, index]
+    return columns

@@ -1,8 +1,8 @@
-"""A chain whose noise protects for real: drawn exactly, on a lattice, from the
-operating system's entropy.
+"""A chain whose noise protects for real.
 
-Noise of a simulation is float32 and has few values: who sees draws and knows all rows
-but one can exclude what that one is not (Mironov 2012). Here sums of gradients are
+It is drawn exactly, on a lattice, from the operating system's entropy. Noise of a
+simulation is float32 and has few values: an attacker who sees draws and knows all rows
+but one can exclude values of that one (Mironov 2012). Here sums of gradients are
 rounded to a lattice before a discrete Gaussian is added (`wflmc.privacy.lattice`).
 """
 
@@ -41,11 +41,12 @@ def protected_chain(
     start: NDArray[np.float64],
     ledger: Ledger | None = None,
 ) -> Trace:
-    """Run one chain over an ideal link, as `wflmc.sample` would, with noise that
-    protects; losses are those of the plan.
+    """Run one chain over an ideal link with noise that protects real data.
 
-    Sums come as pairs, whose rounding the clips of the plan make up for; rounding to
-    the lattice is paid for by noise that is wider by as much.
+    The chain has the law of one that `wflmc.sample` runs, and its privacy losses are
+    those of the plan. Sums come as pairs of floats, whose rounding the clips of the
+    plan make up for; rounding to the lattice is paid for by noise that is wider by as
+    much.
 
     Args:
         posterior: of the private rows.
@@ -80,7 +81,8 @@ def protected_chain(
         ),
         keep=keep,
     )
-    draws = posterior.parameters(np.array(positions[plan.burn_in :]))[None]
+    kept_positions = np.array(positions[plan.burn_in :])
+    draws = posterior.parameters(kept_positions)[None]
     return Trace(
         theta=draws,
         clip_rate=np.full(draws.shape[:2], np.nan),
@@ -106,35 +108,44 @@ def _local_sum(posterior: Posterior, plan: Plan) -> Callable[[slice, Point], Arr
 
 
 @jax.jit
-def _transmitted(posterior: Posterior, position: jax.Array, now: KernelRounds) -> Sum:
+def _transmitted(
+    posterior: Posterior, position: jax.Array, kernel_round: KernelRounds
+) -> Sum:
     """Return the sum that reaches the server, [m], as a pair."""
-    return transmit(posterior, position, now).total
+    return transmit(posterior, position, kernel_round).total
 
 
 @dataclass(frozen=True, eq=False)
 class _LatticeOfRound:
-    """The lattice that a round's noise lies on."""
+    """The lattice that a round's noise lies on.
+
+    Args:
+        plan: of the chain.
+        clip: where clipping of a device's gradient acts, [K].
+        half_change: half of what a neighbour changes in the gradient of a device, [K].
+    """
 
     plan: Plan
     clip: Array
-    """[K], where clipping acts."""
     half_change: Array
-    """Half of what a neighbour changes in the gradient of a device, [K]."""
 
     @classmethod
     def of(cls, plan: Plan) -> "_LatticeOfRound":
         """Return the lattices of a plan."""
         clip, example_clip = plan.clips_at
-        return cls(plan, clip, plan.privacy.half_change(clip, example_clip))
+        half_change = plan.privacy.half_change(clip, example_clip)
+        return cls(plan, clip, half_change)
 
     def __call__(self, round_index: int) -> Lattice:
         """Return the finest lattice for the amplitudes of a round."""
         plan = self.plan
         weight = plan.weight[round_index]
-        amplitude = float(plan.gain[round_index]) * weight / weight.max()
+        gain = float(plan.gain[round_index])
+        amplitude = gain * weight / weight.max()
+        change = 2 * amplitude * self.half_change
         return Lattice.fitted(
             deviation=plan.noise_power**0.5,
-            change=2 * amplitude * self.half_change,
+            change=change,
             norm=np.zeros(plan.devices),
             total=float(amplitude @ self.clip),
             dim=plan.dim,
@@ -163,10 +174,11 @@ class _Float64Update:
         """Return where the chain is after a round."""
         plan = self.plan
         deviation = np.sqrt(plan.server_noise[round_index])
+        noise = deviation * self.generator.standard_normal(plan.dim)
         return plan.dynamics.step(
             point,
             received,
-            noise=deviation * self.generator.standard_normal(plan.dim),
+            noise=noise,
             step_size=float(plan.step_size[round_index]),
             scale=float(plan.weight[round_index].max()),
             gain=float(plan.gain[round_index]),

@@ -1,11 +1,15 @@
-"""Scales of features that are paid for: where the values of every column lie, released once over the same channel.
+r"""Scales of features that are paid for: where the values of every column lie.
 
-Three sums are received. The first counts, by column, the values of each order of magnitude; the second, in what was
-found to be a column's range, those of each part of it. From these counts a range is read off that holds most of the
-values. The third has the columns' means and their mean square within these ranges. Ranges that are public are taken as
-they are, and cost nothing.
+They are released once, over the channel of the gradients, by up to three sums. The
+first counts, by column, the values of each order of magnitude; the second, within the
+magnitude that was found for a column, those of each part of its range. From these
+counts a range is read off that holds most of the values. The third has the columns'
+means and their mean square within these ranges. Ranges that are public are taken as
+they are, and cost nothing. Frequencies of classes are released in the same way, by one
+sum (docs/explanation/privacy.md).
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,183 +27,284 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 EXPONENTS = np.arange(-30, 41)
-"""Orders of magnitude, in powers of two, that values are told apart by."""
-PARTS = 8
-"""Of the range from −M to M, where M is a column's magnitude."""
-LEAST = 0.25
-"""The share of a column's values that its range holds, at least."""
-TRUST = 6.0
-"""Log-likelihood ratio above which a column's magnitude is believed; other columns take the median of those."""
-ALIKE = 1.0
-"""Distance of the quartiles of the columns' orders of magnitude up to which all of them have one range."""
-OFTEN_ZERO = 0.2
-"""Share of zeros from which on a range includes zero."""
-LIMIT = 6.0
+"""Orders of magnitude, in powers of two; larger and smaller ones are cut to them."""
+MAGNITUDE_KINDS = EXPONENTS.size + 1
+"""Kinds of values that the first sum counts: zeros, and those of each order."""
+RANGE_PARTS = 8
+"""Parts of the range from −M to M, where M is a column's magnitude."""
+MIN_WINDOW_FRACTION = 0.25
+"""The fraction of a column's values that its range holds, at least."""
+MIN_EVIDENCE = 6.0
+"""Log-likelihood ratio above which a column's magnitude is believed.
+
+Other columns take the median of those that are.
+"""
+MAX_QUARTILE_DISTANCE = 1.0
+"""Distance of the quartiles of the columns' orders of magnitude, in powers of two.
+
+Up to it, all of them have one range.
+"""
+MIN_ZERO_FRACTION = 0.2
+"""Fraction of zeros from which on a range includes zero."""
+SCALED_LIMIT = 6.0
 """Scaled values further than this from zero are brought there."""
-COUNTED, AVERAGED = 0.35, 0.3
-"""Parts of the loss: of each histogram, and of the means."""
-REACH = 1.2
-"""Rows of d columns, with what is sent of their size, are brought to √d times this length."""
+HISTOGRAM_FRACTION = 0.35
+"""Part of the release's loss that each of the two histograms takes."""
+MOMENTS_FRACTION = 0.3
+"""Part of the release's loss that means and mean squares take."""
+NORM_REACH = 1.2
+"""Rows of d columns, with their mean squares, are brought to √d times this norm."""
+MIN_MEAN_SQUARE = 0.04
+"""Least mean square about the mean, in squares of half a range, that a scale has."""
+SCALING_FRACTIONS = (0.02, 0.25)
+"""The smallest and the largest part of a budget that scales may take."""
+SCALING_LOSS_FACTOR = 300.0
+"""Scales of d columns of N examples are worth the loss 300 d/N²."""
+CLASS_SHARE_NOISE = 1e-3
+"""Standard deviation of the noise on a class's frequency that is worth paying for."""
+CLASS_COUNTS_BUDGET = (0.002, 0.02)
+"""The smallest and the largest part of a budget that counts of classes may take."""
+MAX_RELATIVE_COUNT_NOISE = 0.25
+"""Noise of a class's count over the count of equally frequent classes.
+
+Above it, counts of classes would tell too little to be paid for.
+"""
+SMALLEST_NORM = 1e-300
+"""In the place of a norm of zero, which is divided by."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReleaseTerms:
+    """What a release keeps to, and how it is sent.
+
+    Args:
+        privacy: what devices are promised.
+        link: the channel; None for an ideal one.
+        start: rounds of the link that came before.
+        exact: draw noise that protects real data; as of `ReleaseChannel`.
+    """
+
+    privacy: Privacy
+    link: Link | None = None
+    start: int = 0
+    exact: bool = False
+
+    def open_channel(
+        self, key: jax.Array, sizes: Indices, *, uses: int, rounds: int, settings: Array
+    ) -> ReleaseChannel:
+        """Return the channel of one release.
+
+        Args:
+            key: seeds the noise, together with everything that decides what is sent.
+            sizes: the number of examples of each device, [K].
+            uses: channel uses of a round, over which a sum is repeated.
+            rounds: how many the release may take, from `start` on.
+            settings: numbers of the release that decide what is sent.
+
+        Returns:
+            A channel over which nothing was sent yet.
+        """
+        return ReleaseChannel(
+            key,
+            link=ideal_link() if self.link is None else self.link,
+            privacy=self.privacy,
+            sizes=sizes,
+            uses=uses,
+            rounds=range(self.start, self.start + rounds),
+            settings=settings,
+            exact=self.exact,
+        )
 
 
 class Scaling(NamedTuple):
-    """(x − center) / scale, by column."""
+    """The map (x − center) / scale of every column.
+
+    Args:
+        center: [d].
+        scale: above 0, [d].
+    """
 
     center: Array
     scale: Array
 
     def __call__(self, rows: Array) -> Array:
-        """Return rows[n, d], scaled, and within LIMIT."""
-        return np.clip((rows - self.center) / self.scale, -LIMIT, LIMIT)
+        """Return rows[n, d], scaled, and within ±`SCALED_LIMIT`."""
+        scaled = (rows - self.center) / self.scale
+        return np.clip(scaled, -SCALED_LIMIT, SCALED_LIMIT)
 
 
 class ScalingRelease(NamedTuple):
-    """Scales, and what they cost."""
+    """Scales, and what they cost.
+
+    Args:
+        scaling: of every column.
+        loss: privacy loss of every round and device, [rounds, K].
+        name: of everything that was sent, under which a ledger is charged.
+        noise: a name for its noise.
+    """
 
     scaling: Scaling
     loss: Array
-    """Privacy loss of every round and device, [rounds, K]."""
     name: str
-    """A name for all that was sent, under which a ledger is charged."""
     noise: str
-    """A name for its noise."""
 
 
-def share_for(examples: int, columns: int, budget: float, counted: bool) -> float:
-    """Return the share of a budget that scales are worth: less, the more examples there are for a column.
+def scaling_fraction(
+    units: int, columns: int, budget: float, finds_ranges: bool
+) -> float:
+    """Return the part of a budget that scales are worth.
 
-    At this loss a count's noise is a tenth of all examples, and that of a mean a seventh of a range.
+    It costs the loss 300 d/N², at which a count's noise is a tenth of all examples and
+    that of a mean a seventh of a range. The part is within `SCALING_FRACTIONS`, times
+    `MOMENTS_FRACTION` where nothing but means has to be sent.
 
     Args:
-        examples: that are hidden one by one; devices, where these are hidden as a whole.
-        counted: whether a column's range has to be found.
+        units: N, the examples that are hidden one by one; devices, where these are
+            hidden as a whole.
+        columns: d.
+        budget: the loss that is allowed in all.
+        finds_ranges: whether the range of a column has to be found.
+
+    Returns:
+        The part, above 0 and at most 0.25.
     """
-    wanted = 300.0 * columns / (examples**2 * budget)
-    return float(np.clip(wanted, 0.02, 0.25)) * (1.0 if counted else AVERAGED)
+    fraction = SCALING_LOSS_FACTOR * columns / (units**2 * budget)
+    bounded = float(np.clip(fraction, *SCALING_FRACTIONS))
+    return bounded * (1.0 if finds_ranges else MOMENTS_FRACTION)
 
 
 def release_scaling(
     key: jax.Array,
     rows: Array,
     owner: Indices,
-    privacy: Privacy,
+    terms: ReleaseTerms,
     *,
-    link: Link | None = None,
     ranges: Array | None = None,
     groups: tuple[int, ...] = (),
-    share: float | None = None,
-    exact: bool = False,
+    budget_fraction: float | None = None,
 ) -> ScalingRelease:
-    """Release a scale of every column.
+    """Release a scale of every column, within (ε, δ) differential privacy.
+
+    Three rounds are sent where some range has to be found, else one. Before the means
+    are taken, values further than three half-widths from the middle of their column's
+    range are brought there. Unless noise is exact, it is the same for the same key,
+    terms and number of columns.
 
     Args:
         key: seeds the channel noise.
         rows: of all devices, [N, d], finite.
-        owner: the device of each, [N].
-        link: the channel; an ideal one by default.
-        ranges: the least and the largest value of every column, [d, 2], where that is public; nan where it is not.
-        groups: where, among the columns, a group of columns begins that has a mean square of its own.
-        share: of every device's budget; by default `share_for`.
-        exact: as of `ReleaseChannel`.
+        owner: the device of each row, 0 to K − 1, [N].
+        terms: the promise, and the channel.
+        ranges: the least and the largest value of every column, [d, 2], where that is
+            public; nan where it is not.
+        groups: where, among the columns, a group of columns begins that has a mean
+            square of its own.
+        budget_fraction: part of every device's budget; by default `scaling_fraction`.
+
+    Returns:
+        The scales and their cost. Nothing is charged to a ledger here.
+
+    Raises:
+        InputError: if there is not a range for every column, the smaller value first.
     """
     check_key(key)
     count, columns = rows.shape
     devices = int(owner.max()) + 1
-    known = (
-        np.full((columns, 2), np.nan)
-        if ranges is None
-        else np.asarray(ranges, dtype=float)
-    )
-    wrong = np.flatnonzero(~(known[:, 0] < known[:, 1]) & ~np.isnan(known).all(1))
-    if known.shape != (columns, 2) or wrong.size:
-        given = (
-            f"shape {known.shape}"
-            if known.shape != (columns, 2)
-            else f"{known[wrong[0]].tolist()}"
-        )
-        raise InputError(
-            "ranges",
-            given,
-            f"two numbers for each of {columns} columns, the smaller one first",
-        )
-    unknown = np.isnan(known[:, 0])
-    units = count if privacy.unit == "record" else devices
-    if share is None:
-        share = share_for(
-            units, columns, float(privacy.budget(devices).min()), bool(unknown.any())
-        )
-    sizes = np.bincount(owner, minlength=devices)
-    settings = np.array([columns, unknown.sum(), share, *groups], dtype=float)
-    uses = max(int(unknown.sum()) * (EXPONENTS.size + 1), columns + 1 + len(groups))
-    over, rounds = ideal_link() if link is None else link, 1 + 2 * bool(unknown.any())
-    release_channel = ReleaseChannel(
+    column_ranges = _checked_ranges(ranges, columns)
+    is_unknown = np.isnan(column_ranges[:, 0])
+    unknown = int(is_unknown.sum())
+    finds_ranges = unknown > 0
+    if budget_fraction is None:
+        units = count if terms.privacy.unit == "record" else devices
+        budget = float(terms.privacy.budget(devices).min())
+        budget_fraction = scaling_fraction(units, columns, budget, finds_ranges)
+    release_channel = terms.open_channel(
         key,
-        over,
-        privacy,
-        sizes,
-        uses=uses,
-        rounds=range(rounds),
-        settings=settings,
-        exact=exact,
+        sizes=np.bincount(owner, minlength=devices),
+        uses=max(unknown * MAGNITUDE_KINDS, columns + 1 + len(groups)),
+        rounds=3 if finds_ranges else 1,
+        settings=np.array([columns, unknown, budget_fraction, *groups], dtype=float),
     )
-    group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
-    if unknown.any():
-        known = known.copy()
-        known[unknown] = _find_ranges(
-            release_channel, rows[:, unknown], owner, group[unknown], COUNTED * share
+    if finds_ranges:
+        group = np.searchsorted(np.array(groups), np.arange(columns), side="right")
+        column_ranges[is_unknown] = _find_ranges(
+            release_channel,
+            rows=rows[:, is_unknown],
+            owner=owner,
+            group=group[is_unknown],
+            budget_fraction=HISTOGRAM_FRACTION * budget_fraction,
         )
-    middle, half = known.mean(1), (known[:, 1] - known[:, 0]) / 2
-    within = np.clip((rows - middle) / half, -LIMIT / 2, LIMIT / 2)
-    left = share * (AVERAGED if unknown.any() else 1.0)
-    mean, size = _find_means(
-        release_channel, within, owner, np.array([0, *groups, columns]), left
+    middle = column_ranges.mean(1)
+    half_width = (column_ranges[:, 1] - column_ranges[:, 0]) / 2
+    in_range = (rows - middle) / half_width
+    moments = _find_means(
+        release_channel,
+        rows=np.clip(in_range, -SCALED_LIMIT / 2, SCALED_LIMIT / 2),
+        owner=owner,
+        edges=np.array([0, *groups, columns]),
+        budget_fraction=budget_fraction * (MOMENTS_FRACTION if finds_ranges else 1.0),
     )
+    center = middle + half_width * moments.mean
+    scaling = Scaling(center, half_width * moments.deviation)
     loss = np.concatenate(release_channel.losses)
-    name = digest(rows, owner, release_channel.noise_name.encode(), loss)
-    scaling = Scaling(middle + half * mean, half * size)
-    return ScalingRelease(
-        scaling, loss, f"scale-{name}", f"scale-{release_channel.noise_name}"
-    )
+    noise_name = release_channel.noise_name
+    name = digest(rows, owner, noise_name.encode(), loss)
+    return ScalingRelease(scaling, loss, f"scale-{name}", f"scale-{noise_name}")
 
 
-SHARE_NOISE = 1e-3
-"""Standard deviation of the noise on the share of a class that is worth paying for."""
-CLASS_COUNTS_BUDGET = (0.002, 0.02)
-"""The smallest and the largest part of a budget that counts of classes may take."""
+def _checked_ranges(ranges: Array | None, columns: int) -> Array:
+    """Return a copy of public ranges[d, 2]; nan where there are none."""
+    if ranges is None:
+        return np.full((columns, 2), np.nan)
+    checked = np.array(ranges, dtype=float)
+    requirement = f"two numbers for each of {columns} columns, the smaller one first"
+    if checked.shape != (columns, 2):
+        raise InputError("ranges", f"shape {checked.shape}", requirement)
+    is_ordered = checked[:, 0] < checked[:, 1]
+    is_unknown = np.isnan(checked).all(1)
+    wrong = np.flatnonzero(~is_ordered & ~is_unknown)
+    if wrong.size:
+        raise InputError("ranges", f"{checked[wrong[0]].tolist()}", requirement)
+    return checked
 
 
-LARGEST_SHARE_NOISE = 0.25
-"""Noise of a count, over that of equally frequent classes, above which counts of classes would tell too little."""
+def class_counts_fraction(units: int, classes: int, budget: float) -> float:
+    """Return the part of a budget that counts of classes are worth.
 
-
-def class_counts_part(units: int, classes: int, budget: float) -> float:
-    """Return the part of a budget that counts of classes are worth; 0 where they would tell too little.
-
-    At a loss l, a row that is replaced by another moves the shares by √2/N, and their noise is 1/(N √l).
+    At a loss l, a row that is replaced by another moves the frequencies by √2/N, and
+    their noise is 1/(N √l). The part is what a noise of `CLASS_SHARE_NOISE` costs,
+    within `CLASS_COUNTS_BUDGET`.
 
     Args:
-        units: N, the examples that are hidden one by one; devices, where these are hidden as a whole.
+        units: N, the examples that are hidden one by one; devices, where these are
+            hidden as a whole.
         classes: C.
         budget: the loss that is allowed in all.
+
+    Returns:
+        The part; 0 where the counts would tell too little (see
+        `MAX_RELATIVE_COUNT_NOISE`), and no release should be made.
     """
-    part = float(
-        np.clip(1 / (SHARE_NOISE**2 * units**2 * budget), *CLASS_COUNTS_BUDGET)
-    )
-    noise = 1 / (units * (part * budget) ** 0.5)
-    return part if noise * classes <= LARGEST_SHARE_NOISE else 0.0
+    price = 1 / (CLASS_SHARE_NOISE**2 * units**2 * budget)
+    fraction = float(np.clip(price, *CLASS_COUNTS_BUDGET))
+    noise = 1 / (units * (fraction * budget) ** 0.5)
+    return fraction if noise * classes <= MAX_RELATIVE_COUNT_NOISE else 0.0
 
 
 class ClassShares(NamedTuple):
-    """The share of every class among the rows, and what it cost."""
+    """The share of every class among the rows, and what it cost.
+
+    Args:
+        shares: above 0, with a sum of 1, [C].
+        loss: privacy loss of every round and device, [rounds, K].
+        name: of what was sent, under which a ledger is charged.
+        noise: a name for its noise.
+    """
 
     shares: Array
-    """Above 0, with a sum of 1, [C]."""
     loss: Array
-    """Privacy loss of every round and device, [rounds, K]."""
     name: str
-    """A name for what was sent, under which a ledger is charged."""
     noise: str
-    """A name for its noise."""
 
 
 def release_class_shares(
@@ -207,58 +312,51 @@ def release_class_shares(
     labels: Indices,
     classes: int,
     owner: Indices,
-    privacy: Privacy,
-    part: float,
-    *,
-    link: Link | None = None,
-    start: int = 0,
-    exact: bool = False,
+    terms: ReleaseTerms,
+    budget_fraction: float,
 ) -> ClassShares:
-    """Release how frequent every class is: one noisy histogram of the labels, in one round.
+    """Release how frequent every class is: one noisy histogram of the labels.
+
+    It takes one round. A class without rows has a share above 0 all the same.
 
     Args:
         key: seeds the channel noise.
         labels: the class of every row, from 0, [N].
         classes: C.
         owner: the device of every row, [N].
-        privacy: what devices are promised.
-        part: of every device's budget, see `class_counts_part`.
-        link: the channel; an ideal one by default.
-        start: rounds of the link that came before.
-        exact: as of `ReleaseChannel`.
+        terms: the promise, and the channel.
+        budget_fraction: part of every device's budget, see `class_counts_fraction`.
 
     Returns:
-        The shares and their cost. Shares that noise hides are drawn towards 1/C, as far as Stein's estimate says, and
-        none is below half of the noise.
+        The shares and their cost. Shares that noise hides are drawn towards 1/C, as far
+        as Stein's estimate says, and none is below half of the noise.
     """
-    sizes = np.bincount(owner)
-    settings = np.array([classes, part, start], dtype=float)
-    channel = ideal_link() if link is None else link
-    release_channel = ReleaseChannel(
+    release_channel = terms.open_channel(
         key,
-        channel,
-        privacy,
-        sizes,
+        sizes=np.bincount(owner),
         uses=classes,
-        rounds=range(start, start + 1),
-        settings=settings,
-        exact=exact,
+        rounds=1,
+        settings=np.array([classes, budget_fraction, terms.start], dtype=float),
     )
-    received, noise = count_kinds(
-        release_channel, labels[:, None], classes, owner, part
+    received = count_kinds(
+        release_channel,
+        kind=labels[:, None],
+        kinds=classes,
+        owner=owner,
+        budget_fraction=budget_fraction,
     )
-    deviation = (
-        received[0] - received[0].mean()
-    )  # shares have a sum of 1: what noise says against it is dropped
-    hidden = (classes - 1) * noise**2 / max(float(deviation @ deviation), 1e-300)
+    noise_std = received.noise_std
+    # Shares have a sum of 1: what noise says against it is dropped.
+    deviation = received.shares[0] - received.shares[0].mean()
+    power = max(float(deviation @ deviation), SMALLEST_NORM)
+    hidden = (classes - 1) * noise_std**2 / power
     shares = 1 / classes + max(0.0, 1 - hidden) * deviation
-    shares = np.maximum(shares, max(noise, 1 / len(labels)) / 2)
+    shares = np.maximum(shares, max(noise_std, 1 / len(labels)) / 2)
     shares = shares / shares.sum()
     loss = np.concatenate(release_channel.losses)
-    name = digest(labels, owner, release_channel.noise_name.encode(), loss)
-    return ClassShares(
-        shares, loss, f"classes-{name}", f"classes-{release_channel.noise_name}"
-    )
+    noise_name = release_channel.noise_name
+    name = digest(labels, owner, noise_name.encode(), loss)
+    return ClassShares(shares, loss, f"classes-{name}", f"classes-{noise_name}")
 
 
 def _find_ranges(
@@ -266,56 +364,126 @@ def _find_ranges(
     rows: Array,
     owner: Indices,
     group: Indices,
-    share: float,
+    budget_fraction: float,
 ) -> Array:
-    """Return a range of every column that holds most of its values, [d, 2]; `group` is that of each column."""
-    with np.errstate(divide="ignore"):
-        order = np.clip(np.floor(np.log2(np.abs(rows))), EXPONENTS[0], EXPONENTS[-1])
-    kind = np.where(rows == 0, 0, order - EXPONENTS[0] + 1).astype(np.intp)
-    counts, noise = count_kinds(release_channel, kind, EXPONENTS.size + 1, owner, share)
-    zeros = counts[:, 0]
-    window, evidence = _likeliest_window(counts[:, 1:], noise, 0.0)
-    magnitude = (EXPONENTS[window[:, 1] - 1] + 1).astype(np.float64)
-    alike = [
-        _pool(magnitude, np.flatnonzero(group == one), evidence > TRUST)
-        for one in np.unique(group)
-    ]
-    size = 2.0**magnitude
-    part = np.clip(np.floor((rows / size + 1) / 2 * PARTS), 0, PARTS - 1)
-    counts, noise = count_kinds(
+    """Return a range of every column that holds most of its values, [d, 2].
+
+    Args:
+        release_channel: over which two histograms are sent.
+        rows: of all devices, [N, d].
+        owner: the device of each row, [N].
+        group: of each column, [d].
+        budget_fraction: for each of the histograms.
+    """
+    magnitudes = _find_magnitudes(
         release_channel,
-        np.where(rows == 0, 0, part + 1).astype(np.intp),
-        PARTS + 1,
-        owner,
-        share,
+        rows=rows,
+        owner=owner,
+        group=group,
+        budget_fraction=budget_fraction,
     )
-    # Where counts say little, a wide range is the safer one. Columns that are alike are counted together.
-    window, _ = _likeliest_window(counts[:, 1:], noise, 2.0)
-    for columns in alike:
-        if columns.size:
-            together = counts[columns, 1:].mean(0, keepdims=True)
-            window[columns], _ = _likeliest_window(
-                together, noise / columns.size**0.5, 0.0
-            )
-    found = (2 * window / PARTS - 1) * size[:, None]
-    often = zeros + counts[:, 0] > 2 * OFTEN_ZERO
-    found[often] = np.stack(
-        [np.minimum(found[often, 0], 0), np.maximum(found[often, 1], 0)], axis=1
+    size = 2.0**magnitudes.exponent
+    part = np.floor((rows / size + 1) / 2 * RANGE_PARTS)
+    nonzero_kind = np.clip(part, 0, RANGE_PARTS - 1) + 1
+    counts = count_kinds(
+        release_channel,
+        kind=np.where(rows == 0, 0, nonzero_kind).astype(np.intp),
+        kinds=RANGE_PARTS + 1,
+        owner=owner,
+        budget_fraction=budget_fraction,
     )
-    return found
+    # Where counts say little, a wide range is the safer one.
+    nonzero_shares = counts.shares[:, 1:]
+    window = _likeliest_windows(nonzero_shares, counts.noise_std, 2.0).window
+    for columns in magnitudes.alike_columns:  # these are counted together
+        pooled_shares = nonzero_shares[columns].mean(0, keepdims=True)
+        pooled_noise = counts.noise_std / columns.size**0.5
+        window[columns] = _likeliest_windows(pooled_shares, pooled_noise, 0.0).window
+    ranges = (2 * window / RANGE_PARTS - 1) * size[:, None]
+    zero_share = (magnitudes.zero_share + counts.shares[:, 0]) / 2
+    is_often_zero = zero_share > MIN_ZERO_FRACTION
+    ranges[is_often_zero, 0] = np.minimum(ranges[is_often_zero, 0], 0)
+    ranges[is_often_zero, 1] = np.maximum(ranges[is_often_zero, 1], 0)
+    return ranges
 
 
-def _pool(magnitude: Array, columns: Indices, sure: NDArray[np.bool_]) -> Indices:
-    """Give columns of one group whose magnitude is not known that of the others; return columns that are all alike."""
-    known = columns[sure[columns]]
-    low, usual, high = np.percentile(
-        magnitude[known if known.size else columns], [25, 50, 75]
+class _Magnitudes(NamedTuple):
+    """Orders of magnitude of columns.
+
+    Args:
+        exponent: values are mostly below two to this power, [d].
+        zero_share: how many values are zero, as received, [d].
+        alike_columns: groups of columns that have one magnitude.
+    """
+
+    exponent: Array
+    zero_share: Array
+    alike_columns: list[Indices]
+
+
+def _find_magnitudes(
+    release_channel: ReleaseChannel,
+    rows: Array,
+    owner: Indices,
+    group: Indices,
+    budget_fraction: float,
+) -> _Magnitudes:
+    """Return the magnitude of every column; arguments as of `_find_ranges`."""
+    with np.errstate(divide="ignore"):
+        order = np.floor(np.log2(np.abs(rows)))
+    nonzero_kind = np.clip(order, EXPONENTS[0], EXPONENTS[-1]) - EXPONENTS[0] + 1
+    counts = count_kinds(
+        release_channel,
+        kind=np.where(rows == 0, 0, nonzero_kind).astype(np.intp),
+        kinds=MAGNITUDE_KINDS,
+        owner=owner,
+        budget_fraction=budget_fraction,
     )
-    if known.size > 1 and high - low <= ALIKE:  # columns of one kind, such as pixels
-        magnitude[columns] = np.ceil(high)
-        return columns
-    magnitude[np.setdiff1d(columns, known)] = usual
-    return columns[:0]
+    likeliest = _likeliest_windows(counts.shares[:, 1:], counts.noise_std, 0.0)
+    exponent = (EXPONENTS[likeliest.window[:, 1] - 1] + 1).astype(np.float64)
+    is_sure = likeliest.evidence > MIN_EVIDENCE
+    alike_columns = []
+    for number in np.unique(group):
+        columns = np.flatnonzero(group == number)
+        pooled = _pool(exponent[columns], is_sure[columns])
+        exponent[columns] = pooled.exponent
+        if pooled.is_alike:
+            alike_columns.append(columns)
+    return _Magnitudes(exponent, counts.shares[:, 0], alike_columns)
+
+
+class _PooledExponents(NamedTuple):
+    """Magnitudes of the columns of one group.
+
+    Args:
+        exponent: of each, [n].
+        is_alike: whether all of them have the same.
+    """
+
+    exponent: Array
+    is_alike: bool
+
+
+def _pool(exponent: Array, is_sure: NDArray[np.bool_]) -> _PooledExponents:
+    """Give columns of one group whose magnitude is not known that of the others."""
+    sure = exponent[is_sure]
+    low, usual, high = np.percentile(sure if sure.size else exponent, [25, 50, 75])
+    if sure.size > 1 and high - low <= MAX_QUARTILE_DISTANCE:
+        # These are columns of one sort, such as pixels.
+        return _PooledExponents(np.full_like(exponent, np.ceil(high)), is_alike=True)
+    return _PooledExponents(np.where(is_sure, exponent, usual), is_alike=False)
+
+
+class KindShares(NamedTuple):
+    """How frequent each kind of value is, as the server receives it.
+
+    Args:
+        shares: of every column, [d, kinds]; noise can bring them below 0.
+        noise_std: standard deviation of the noise on each of them.
+    """
+
+    shares: Array
+    noise_std: float
 
 
 def count_kinds(
@@ -323,47 +491,86 @@ def count_kinds(
     kind: Indices,
     kinds: int,
     owner: Indices,
-    share: float,
-) -> tuple[Array, float]:
-    """Return the share of every kind[N, d] in a column as it is received, [d, kinds], and the noise of each."""
-    columns = kind.shape[1]
-    place = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
-    sums = np.bincount(
-        place.ravel(), minlength=release_channel.sizes.size * columns * kinds
-    ).reshape(release_channel.sizes.size, -1)
-    # A row counts once in every column: replaced, it leaves one count and enters another.
-    moved = (
-        columns if release_channel.privacy.adjacency == "add-remove" else 2 * columns
-    ) ** 0.5
-    received, noise = release_channel.receive(
-        1,
-        sums.astype(float),
-        reach=columns**0.5,
-        moved_by=moved,
-        budget_fraction=share,
-    )
-    return received.reshape(columns, kinds), noise
+    budget_fraction: float,
+) -> KindShares:
+    r"""Release a histogram of every column, in one round.
 
-
-def _likeliest_window(
-    counts: Array, noise: float, wide: float
-) -> tuple[Indices, Array]:
-    """Return the window of kinds that a column's values most likely spread over evenly, [d, 2], and the evidence.
+    A row counts once in every column. Left empty it leaves d counts, so that the sum
+    moves by $\sqrt{d}$; replaced, it leaves d counts and enters d others, and the sum
+    moves by $\sqrt{2d}$.
 
     Args:
-        counts: shares of each kind, [d, kinds], with a noise that is the same for all.
-        wide: how much more likely wide windows are beforehand, as a power of their width.
+        release_channel: over which the counts are sent.
+        kind: of every value, 0 to `kinds` − 1, [N, d].
+        kinds: how many there are.
+        owner: the device of each row, [N].
+        budget_fraction: part of every device's budget that the histogram costs.
+
+    Returns:
+        The share of every kind in a column, and the noise on it.
     """
-    kinds = counts.shape[1]
-    first, last = np.triu_indices(kinds)
-    total = np.concatenate(
-        [np.zeros((len(counts), 1)), np.cumsum(counts, axis=1)], axis=1
+    columns = kind.shape[1]
+    devices = release_channel.sizes.size
+    cell = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
+    counts = np.bincount(cell.ravel(), minlength=devices * columns * kinds)
+    is_removed = release_channel.privacy.adjacency == "add-remove"
+    received = release_channel.receive(
+        1,
+        counts.reshape(devices, -1).astype(float),
+        reach=columns**0.5,
+        moved_by=(columns if is_removed else 2 * columns) ** 0.5,
+        budget_fraction=budget_fraction,
     )
-    held, width = total[:, last + 1] - total[:, first], last + 1 - first
-    mass = np.clip(held, LEAST, 1.0)
-    likelihood = mass * (held - mass / 2) / (width * noise**2) + wide * np.log(width)
+    return KindShares(received.mean.reshape(columns, kinds), received.noise_std)
+
+
+class _LikeliestWindows(NamedTuple):
+    """Where the values of columns most likely lie.
+
+    Args:
+        window: the first kind, and the one behind the last, [d, 2].
+        evidence: the log-likelihood ratio over no values at all, [d].
+    """
+
+    window: Indices
+    evidence: Array
+
+
+def _likeliest_windows(
+    shares: Array, noise_std: float, width_power: float
+) -> _LikeliestWindows:
+    """Return the window of kinds that a column's values most likely fill evenly.
+
+    Args:
+        shares: of each kind, [d, kinds], with a noise that is the same for all.
+        noise_std: its standard deviation.
+        width_power: how much more likely wide windows are beforehand, as a power of
+            their width.
+    """
+    columns, kinds = shares.shape
+    first, last = np.triu_indices(kinds)
+    cumulated = np.cumsum(shares, axis=1)
+    share_below = np.concatenate([np.zeros((columns, 1)), cumulated], axis=1)
+    share_within = share_below[:, last + 1] - share_below[:, first]
+    width = last + 1 - first
+    mass = np.clip(share_within, MIN_WINDOW_FRACTION, 1.0)
+    fit = mass * (share_within - mass / 2) / (width * noise_std**2)
+    likelihood = fit + width_power * np.log(width)
     best = likelihood.argmax(1)
-    return np.stack([first[best], last[best] + 1], axis=1), likelihood.max(1)
+    window = np.stack([first[best], last[best] + 1], axis=1)
+    return _LikeliestWindows(window, likelihood.max(1))
+
+
+class _Moments(NamedTuple):
+    """Moments of columns.
+
+    Args:
+        mean: [d].
+        deviation: root mean square about the mean of the column's group, [d].
+    """
+
+    mean: Array
+    deviation: Array
 
 
 def _find_means(
@@ -371,36 +578,42 @@ def _find_means(
     rows: Array,
     owner: Indices,
     edges: Indices,
-    share: float,
-) -> tuple[Array, Array]:
-    """Return the mean of every column of rows[N, d], and the root mean square about it of every group, [d] each."""
+    budget_fraction: float,
+) -> _Moments:
+    """Return the moments of columns, received in one round.
+
+    Args:
+        release_channel: over which their sums are sent.
+        rows: of all devices, [N, d].
+        owner: the device of each row, [N].
+        edges: where a group of columns begins, and the number of columns.
+        budget_fraction: for this round.
+    """
     columns = rows.shape[1]
     weight = columns**0.5 / 2
-    square = np.stack([(rows[:, a:b] ** 2).mean(1) for a, b in pairwise(edges)], axis=1)
-    vector = np.concatenate([rows, weight * np.minimum(square, 1.0)], axis=1)
-    reach = REACH * columns**0.5
-    vector *= np.minimum(
-        1.0, reach / np.maximum(np.linalg.norm(vector, axis=1), 1e-300)
-    )[:, None]
-    order = np.argsort(owner, kind="stable")
-    sums = np.add.reduceat(
-        vector[order],
-        np.concatenate([[0], np.cumsum(release_channel.sizes)[:-1]]),
-        axis=0,
+    groups = [slice(first, end) for first, end in pairwise(edges)]
+    squares = np.stack([(rows[:, group] ** 2).mean(1) for group in groups], axis=1)
+    vector = np.concatenate([rows, weight * np.minimum(squares, 1.0)], axis=1)
+    reach = NORM_REACH * columns**0.5
+    norms = np.maximum(np.linalg.norm(vector, axis=1), SMALLEST_NORM)
+    vector *= np.minimum(1.0, reach / norms)[:, None]
+    by_device = vector[np.argsort(owner, kind="stable")]
+    first_rows = np.concatenate([[0], np.cumsum(release_channel.sizes)[:-1]])
+    is_removed = release_channel.privacy.adjacency == "add-remove"
+    received = release_channel.receive(
+        1,
+        np.add.reduceat(by_device, first_rows, axis=0),
+        reach=reach,
+        moved_by=reach if is_removed else 2 * reach,
+        budget_fraction=budget_fraction,
     )
-    moved = reach if release_channel.privacy.adjacency == "add-remove" else 2 * reach
-    received, noise = release_channel.receive(
-        1, sums, reach=reach, moved_by=moved, budget_fraction=share
-    )
-    mean = received[:columns]
-    mean *= max(
-        0.0, 1 - columns * noise**2 / max(float(mean @ mean), 1e-300)
-    )  # not further off than zero is (Stein)
-    size = np.empty(columns)
-    for number, (a, b) in enumerate(pairwise(edges)):
-        size[a:b] = np.sqrt(
-            np.clip(
-                received[columns + number] / weight - np.mean(mean[a:b] ** 2), 0.04, 1.0
-            )
-        )
-    return mean, size
+    mean = received.mean[:columns]
+    power = max(float(mean @ mean), SMALLEST_NORM)
+    # Stein's estimate: not further from the true means than zeros are.
+    mean = mean * max(0.0, 1 - columns * received.noise_std**2 / power)
+    deviation = np.empty(columns)
+    for number, group in enumerate(groups):
+        mean_square = received.mean[columns + number] / weight
+        variance = mean_square - np.mean(mean[group] ** 2)
+        deviation[group] = np.sqrt(np.clip(variance, MIN_MEAN_SQUARE, 1.0))
+    return _Moments(mean, deviation)

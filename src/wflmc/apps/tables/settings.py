@@ -1,16 +1,17 @@
-"""Settings of a fit, chosen without a look at the data: on a public stand-in of the same size.
+"""Settings of a fit, chosen without a look at the data: on a public stand-in.
 
-A stand-in is drawn from the model itself: as many rows, features, classes and devices as the table has, and features
-whose covariance falls off as those of tables do. Candidates are planned and run on it as they would be on the table,
-under the same promise and over the same link, and the one with the best predictions for further rows is taken. All of
-this is public and costs no privacy.
+A stand-in is a table drawn from the model itself: as many rows, features, classes and
+devices as the table has, and features whose covariance falls off as those of tables do.
+Candidates are planned and run on it as they would be on the table, under the same
+promise and over the same link, and the one with the best predictions for further rows
+is taken. All of this is public and costs no privacy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -35,60 +36,103 @@ from wflmc.support.errors import without_data
 from wflmc.support.keys import named
 
 Tabular = GaussianPosterior | SoftmaxPosterior
+"""The posterior of a table: of a regression, or of classes."""
 TabularT = TypeVar("TabularT", bound=Tabular)
 
-CLIPS, TRAVELS, PRIORS, ROUNDS = (
-    (0.2, 0.4, 0.8, 2.0),
-    (0.03, 0.1, 0.25, 0.5, 1.0),
-    (6.0, 12.0),
-    (50, 100),
-)
-"""Candidates: the clip over the length of a row (2 clips next to nothing: a gradient is at most √2 times as long as
-its row); how far clipped gradients of one row carry the prediction for it over
-the whole chain; the spread of the prior's predictions; and rounds."""
+CLIPS = (0.2, 0.4, 0.8, 2.0)
+"""Candidates for the clip, over the norm of a row.
+
+2 clips next to nothing: a gradient is at most √2 times as long as its row.
+"""
+TRAVELS = (0.03, 0.1, 0.25, 0.5, 1.0)
+"""Candidates for the step size, in units of the prediction.
+
+So far do clipped gradients of one row carry the prediction for it over the whole chain.
+"""
+PRIORS = (6.0, 12.0)
+"""Candidates for the standard deviation of the prior's predictions."""
+ROUNDS = (50, 100)
+"""Candidates for the number of rounds."""
 BURN_INS = (0.25, 0.5, 0.75)
-"""Shares of the rounds."""
-WHITENED = 0.1
-"""The share that whitening, where it is tried, takes of what is left of a budget."""
-LARGEST_MOMENTS = 10**7
+"""Candidates for burn-in, as fractions of the rounds."""
+GRADIENT_GROWTH = 0.75
+"""A device's gradient is so long a power of its number of rows, over that of one row.
+
+Gradients of a device's rows partly cancel; without that the power would be 1.
+"""
+MAX_GRADIENT_PER_ROW = 2**0.5
+"""The most that the softmax model's gradient is as long as its row."""
+WHITENING_FRACTION = 0.1
+"""The part of what is left of a budget that whitening takes, where it is tried."""
+WHITENING_ROUNDS = {True: 3, False: 16}
+"""Rounds that the release takes over an ideal link, and over another one."""
+MAX_MOMENTS = 10**7
 """Numbers that devices would send for it, d² each, above which it is not tried."""
 STRENGTHS = {True: (1.0, 2.0, 5.0), False: (1.0, 2.0)}
-"""Distance of the stand-ins' classes over their spread, or the spread of their mean targets over the noise."""
-DECAY = 1.0
-"""Variances of the stand-in's directions fall off as number^−DECAY."""
-MOST_ROWS, TEST_ROWS = 50_000, 1000
-"""Of a stand-in, and of further ones that its predictions are scored on."""
-RARE = 0.5
-"""A class is rare if its share is less than this times what it would be among equally frequent classes."""
-PRICE_OF_NO_CLIPPING = 1.1
-"""Where a class is rare, settings that clip nothing are taken unless their loss is more than this many times the least
-one: rows of a rare class have the longest gradients, and clipping takes probability from their class alone."""
-AS_GOOD = 1.01
-"""A loss on the stand-ins that is not more than this many times the least one is as good."""
-NUMBERS, DRAWN, FEW = 2 * 10**5, 6, 2
-"""As many stand-ins of each strength are drawn as have so many numbers together; at least one, and at most so many, or
-few to say what more of something is worth, which nothing is chosen by."""
+"""How far a stand-in's targets are above their noise, for classes and for numbers.
+
+The distance of two classes over their spread, or the spread of mean targets over the
+noise.
+"""
+VARIANCE_DECAY = 1.0
+"""Variances of the stand-in's directions fall off as number^−VARIANCE_DECAY."""
+MAX_STAND_IN_ROWS = 50_000
+"""Rows of a stand-in; larger tables have one of so many rows."""
+TEST_ROWS = 1000
+"""Further rows of a stand-in, which its predictions are scored on."""
+CROWDED_CLASSES = 3
+"""With more classes than this, a stand-in's classes are further apart."""
+RARE_CLASS_RATIO = 0.5
+"""A class is rare if it is less than this times as frequent as among equal classes."""
+MAX_UNCLIPPED_LOSS_RATIO = 1.1
+"""Price of settings that clip nothing, as a ratio to the least loss.
+
+Where a class is rare they are taken up to this price: rows of a rare class have the
+longest gradients, and clipping takes probability from their class alone.
+"""
+EQUAL_LOSS_RATIO = 1.01
+"""A loss on the stand-ins of up to this many times the least one is as good."""
+STAND_IN_NUMBERS = 2 * 10**5
+"""Numbers of all stand-ins of one strength together, by which they are counted."""
+MAX_STAND_INS = 6
+"""Stand-ins of each strength, at most; there is at least one."""
+MAX_ADVICE_STAND_INS = 2
+"""The same where nothing is chosen, but advice is given on what more would be worth."""
+LARGER_SNR_DB = 10
+"""By how much the SNR is raised to say what that would be worth."""
+SMALLEST_PROBABILITY = 1e-12
+"""In the place of a predicted probability of zero, whose logarithm is taken."""
+UNUSED_KEY = 0
+"""Seed where an argument asks for a key, but nothing is drawn by it."""
 
 
 class Advance(Protocol):
     """Hears how far a choice of settings is."""
 
-    def __call__(self, done: int, total: int, /) -> None:
+    def __call__(self, parts_done: int, parts: int, /) -> None:
         """Take note that so many parts are done, of so many in all."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is chosen of a fit; in units of scaled features, whose mean square is 1."""
+    """What is chosen of a fit, for scaled features, whose mean square is 1.
+
+    Args:
+        clip: of a row's gradient, or of a device's where devices are hidden as a whole.
+        step_size: η of every round.
+        burn_in: rounds that are discarded.
+        samples: rounds that are kept.
+        prior_std: standard deviation of each parameter under the prior.
+        whiten: move in coordinates of unit second moments, by a release that is paid
+            for, with the prior on these.
+    """
 
     clip: float
-    """Of a row's gradient, or of a device's where devices are hidden as a whole."""
     step_size: float
     burn_in: int
     samples: int
     prior_std: float
     whiten: bool = False
-    """Move in coordinates of unit second moments, by a release that is paid for, with the prior on these."""
 
 
 class PromiseTerms(Protocol):
@@ -96,144 +140,202 @@ class PromiseTerms(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """ε."""
+        """The ε that everything a fit does keeps to, scaling and choosing included."""
 
     @property
     def delta(self) -> float:
-        """δ."""
+        """The δ of the promise, far below one over the number of hidden units."""
 
     @property
     def unit(self) -> str:
-        """Whose change is hidden: record or device."""
+        """Whose change is hidden: record, one row; or device, all rows of a device."""
 
     @property
     def adjacency(self) -> str:
-        """replace or add-remove."""
+        """What neighbours differ by: replace, a value; or add-remove, its presence."""
 
 
 def promise_of(terms: PromiseTerms) -> Privacy:
-    """Return the promise of such terms; clips are yet to be chosen."""
-    clip = 1.0 if terms.unit == "record" else None
+    """Return the promise of an estimator or of a request for a fit.
+
+    Args:
+        terms: ε, δ, the unit and the adjacency.
+
+    Returns:
+        The promise, whose clips are yet to be chosen: `make_plan` puts those of the
+        settings in their place.
+
+    Raises:
+        InputError: one of the terms is not allowed, as of `Privacy`.
+    """
     return Privacy(
         terms.epsilon,
         terms.delta,
         unit=terms.unit,
         adjacency=terms.adjacency,
-        example_clip=clip,
+        example_clip=1.0 if terms.unit == "record" else None,
     )
 
 
 class Facts(NamedTuple):
-    """What is public of a table, a promise and a link."""
+    """What is public of a table, a promise and a link.
+
+    Args:
+        rows: N.
+        features: d, without the intercept.
+        classes: C; 0 for numbers.
+        devices: K.
+        promise: its clips are chosen.
+        spent: loss of every device before the first round of the chain.
+        rounds_before: rounds of the link before it.
+        link: None for an ideal one.
+        shares: of every class among the rows, as they were released; empty where all
+            classes count as equally frequent.
+    """
 
     rows: int
     features: int
-    """Without the intercept."""
     classes: int
-    """0 for numbers."""
     devices: int
     promise: Privacy
-    """Its clips are chosen."""
     spent: float
-    """Loss of every device before the first round of the chain."""
     rounds_before: int = 0
-    """Of the link."""
     link: Link | None = None
-    """None for an ideal one."""
     shares: tuple[float, ...] = ()
-    """Of every class among the rows, as they were released; empty where all classes count as equally frequent."""
 
     @property
     def class_shares(self) -> Array:
-        """The share of every class, [C]."""
-        return np.asarray(
-            self.shares or np.full(self.classes, 1 / max(1, self.classes))
-        )
+        """The share of every class among the rows, [C]; 1/C each if none are public."""
+        if self.shares:
+            return np.asarray(self.shares)
+        return np.full(self.classes, 1 / max(1, self.classes))
 
     @property
     def has_rare_class(self) -> bool:
-        """Whether a class is rare among the others."""
-        return bool(self.classes) and bool(
-            self.class_shares.min() * self.classes < RARE
-        )
+        """Whether a class is much less frequent than it would be among equal ones."""
+        if not self.classes:
+            return False
+        return bool(self.class_shares.min() * self.classes < RARE_CLASS_RATIO)
 
     @property
-    def row_length(self) -> float:
-        """The length of a typical row of scaled features, with the constant."""
+    def row_norm(self) -> float:
+        """The norm of a typical row of scaled features with the constant, √(d + 1)."""
         return float((self.features + 1) ** 0.5)
 
     @property
-    def crowd(self) -> float:
-        """How many rows of the table there are for one of a stand-in; gradients are so many times larger."""
-        return max(1.0, self.rows / MOST_ROWS)
+    def rows_ratio(self) -> float:
+        """How many rows of the table there are for one of a stand-in, at least 1.
+
+        Gradients of the table are so many times larger.
+        """
+        return max(1.0, self.rows / MAX_STAND_IN_ROWS)
 
     @property
     def by_record(self) -> bool:
-        """Whether rows are hidden one by one."""
+        """Whether rows are hidden one by one, so that each gradient is clipped."""
         return bool(self.promise.unit == "record")
 
     @property
     def channel(self) -> Link:
-        """The link, or an ideal one."""
+        """The link, or an ideal one where there is none."""
         return ideal_link() if self.link is None else self.link
 
 
 class Expected(NamedTuple):
-    """A candidate, and what it reaches on the stand-ins."""
+    """A candidate, and what it reaches on the stand-ins.
+
+    Args:
+        settings: of the candidate.
+        nll: mean of −log p(label); for numbers, the mean square error over the target's
+            variance.
+        accuracy: None for numbers.
+        ece: calibration error of the probabilities; None for numbers.
+        rank: by which candidates are compared: the geometric mean of the losses, in
+            which a tenth less counts alike on a stand-in that is easy and on one that
+            is hard.
+    """
 
     settings: Settings
     nll: float
-    """Mean of −log p(label); for numbers, the mean square error over the target's variance."""
     accuracy: float | None
-    """None for numbers."""
     ece: float | None
-    """Calibration error of the probabilities; None for numbers."""
     rank: float
-    """By which candidates are compared: the geometric mean of the losses, in which a tenth less counts alike on a
-    stand-in that is easy and on one that is hard."""
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores by name: of probabilities, or of numbers."""
+        """The scores by name: nll, accuracy and ece; relative_mse for numbers."""
         if self.accuracy is None or self.ece is None:
             return {"relative_mse": self.nll}
         return {"nll": self.nll, "accuracy": self.accuracy, "ece": self.ece}
 
     @property
     def plain(self) -> dict[str, float]:
-        """Settings, scores and rank as plain data."""
+        """Settings, scores and rank in one dictionary, as JSON has them."""
         return {**asdict(self.settings), **self.scores, "rank": self.rank}
 
 
 def candidates(facts: Facts) -> Iterator[Settings]:
-    """Yield settings to choose from, without whitening."""
-    length = facts.row_length
-    # Gradients of a device's rows partly cancel.
-    gradient = (
-        length if facts.by_record else length * (facts.rows / facts.devices) ** 0.75
-    )
-    for rounds, prior, clip, travel, burn_in in product(
-        ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS
-    ):
-        limit, skip = clip * gradient, int(burn_in * rounds)
-        step = travel / (limit * length * rounds * facts.crowd)
-        yield Settings(limit, step, skip, rounds - skip, prior / length)
+    """Yield settings to choose from, without whitening.
+
+    They are all combinations of `ROUNDS`, `PRIORS`, `CLIPS`, `TRAVELS` and `BURN_INS`,
+    in units that suit the size of the table.
+
+    Args:
+        facts: of the table; where devices are hidden as a whole, the clip is that of
+            the gradient of all rows of a device.
+
+    Yields:
+        Settings, in an order that depends on nothing.
+    """
+    norm = facts.row_norm
+    gradient_norm = norm
+    if not facts.by_record:
+        rows_per_device = facts.rows / facts.devices
+        gradient_norm = norm * rows_per_device**GRADIENT_GROWTH
+    grid = product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS)
+    for rounds, prior, clip, travel, burn_in_fraction in grid:
+        limit = clip * gradient_norm
+        burn_in = int(burn_in_fraction * rounds)
+        yield Settings(
+            clip=limit,
+            step_size=travel / (limit * norm * rounds * facts.rows_ratio),
+            burn_in=burn_in,
+            samples=rounds - burn_in,
+            prior_std=prior / norm,
+        )
 
 
 def near(settings: Settings) -> list[Settings]:
-    """Return settings with half and twice the clip and the step size."""
-    clip, step = settings.clip, settings.step_size
-    factors = product((0.5, 1.0, 2.0), repeat=2)
+    """Return settings with half, equal and twice the clip and the step size.
+
+    Args:
+        settings: in the middle of these.
+
+    Returns:
+        The nine combinations; everything else is as it was.
+    """
     return [
-        replace(settings, clip=clip * one, step_size=step * other)
-        for one, other in factors
+        replace(
+            settings,
+            clip=settings.clip * clip_factor,
+            step_size=settings.step_size * step_factor,
+        )
+        for clip_factor, step_factor in product((0.5, 1.0, 2.0), repeat=2)
     ]
 
 
 def initial_parameters(facts: Facts) -> Array:
-    """Return where chains begin, [m]: at zero, or for classes where every row has the classes' shares for odds.
+    """Return where chains begin, in scaled features with a constant behind them.
 
-    From there, a chain need not travel to the intercept of a rare class before it can learn anything else.
+    From there, a chain need not travel to the intercept of a rare class before it can
+    learn anything else.
+
+    Args:
+        facts: of the table; its class shares are public.
+
+    Returns:
+        Zeros, [d + 1]; for classes, parameters by which every row has the classes'
+        shares for odds, class after class, [C (d + 1)].
     """
     if not facts.classes:
         return np.zeros(facts.features + 1)
@@ -251,18 +353,28 @@ def private_posterior(
     owner: NDArray[np.intp] | None = None,
     classes: Sequence[int] | Sequence[str] | None = None,
 ) -> Tabular:
-    """Return the posterior of scaled features X[N, d] and targets or labels, with constants that tell nothing of them.
+    """Build the posterior of scaled features, with constants that tell nothing of them.
+
+    Its curvatures μ and L, which planning uses, are those of the prior and of the step
+    size instead of those of the data.
 
     Args:
+        facts: of the table.
+        settings: the standard deviation of the prior, and the step size.
+        X: scaled features, [N, d].
+        y: targets or labels, [N].
         owner: the device of each row; by default nearly equal parts in their order.
+        classes: the labels, where they are not 0 to C − 1.
+
+    Returns:
+        A Gaussian regression, or for classes a softmax regression.
     """
     make: Callable[..., Tabular] = gaussian_regression
     if facts.classes:
-        make = partial(
-            softmax_regression, classes=facts.classes if classes is None else classes
-        )
+        class_names = facts.classes if classes is None else classes
+        make = partial(softmax_regression, classes=class_names)
     posterior = make(
-        jax.random.key(0),  # nothing is drawn by this key
+        jax.random.key(UNUSED_KEY),
         facts.devices,
         X=X,
         y=y,
@@ -274,15 +386,34 @@ def private_posterior(
 
 
 def suited(posterior: TabularT, settings: Settings) -> TabularT:
-    """Return a posterior whose constants are public: the step size was chosen without the data, and suits an L."""
+    """Return a posterior whose constants are public.
+
+    The step size was chosen without the data, and suits an L of 1/η.
+
+    Args:
+        posterior: of private rows.
+        settings: by whose prior and step size the constants are replaced.
+
+    Returns:
+        The posterior with μ = 1/prior_std² and L = 1/η, or 1.01 μ if that is more.
+    """
     curvature = settings.prior_std**-2
-    return replace(
-        posterior, mu=curvature, L=max(1 / settings.step_size, 1.01 * curvature)
-    )
+    largest_curvature = max(1 / settings.step_size, 1.01 * curvature)
+    return replace(posterior, mu=curvature, L=largest_curvature)
 
 
-Whitened = tuple[Tabular, Facts, Release | None]
-"""A posterior in other coordinates, the facts after the release that it took, and that release."""
+class Whitened(NamedTuple):
+    """A posterior, perhaps in other coordinates.
+
+    Args:
+        posterior: in the coordinates that chains move in.
+        facts: of the table, after the release that these coordinates took.
+        release: None where there was none.
+    """
+
+    posterior: Tabular
+    facts: Facts
+    release: Release | None
 
 
 def whiten(
@@ -292,45 +423,63 @@ def whiten(
     posterior: Tabular,
     exact: bool = False,
 ) -> Whitened:
-    """Return a posterior as it is, or in coordinates that a release whitens, if that is among the settings.
+    """Whiten a posterior by a release, if that is among the settings.
 
     Args:
-        exact: as of `release_whitening`.
+        key: seeds the noise of the release.
+        facts: of the table, before the release.
+        settings: whether to whiten, and the prior.
+        posterior: in scaled features.
+        exact: draw noise that protects real data; as of `release_whitening`.
+
+    Returns:
+        The posterior in coordinates of unit second moments, with the cost of the
+        release counted in its facts; or everything as it is. No ledger is charged here.
     """
     if not settings.whiten:
-        return posterior, facts, None
-    left = 1 - facts.spent / float(facts.promise.budget(1)[0])
+        return Whitened(posterior, facts, release=None)
+    budget = float(facts.promise.budget(1)[0])
+    budget_left = 1 - facts.spent / budget
     start = facts.rounds_before
     release = release_whitening(
         key,
         posterior,
         facts.channel,
         facts.promise,
-        budget_fraction=WHITENED * left,
-        rounds=3 if facts.link is None else 16,
+        budget_fraction=WHITENING_FRACTION * budget_left,
+        rounds=WHITENING_ROUNDS[facts.link is None],
         prior_on="whitened",
         start=start,
         exact=exact,
     )
-    after = facts._replace(
+    facts_after = facts._replace(
         spent=facts.spent + float(release.spent.max()),
         rounds_before=start + len(release.loss),
     )
-    return (
-        suited(posterior.whitened(release.matrix, "whitened"), settings),
-        after,
-        release,
-    )
+    whitened = posterior.whitened(release.matrix, "whitened")
+    return Whitened(suited(whitened, settings), facts_after, release)
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
-    """Return the plan of settings: what is left of a budget in equal parts, as draws count alike in an average."""
+    """Plan a chain: what is left of a budget in equal parts over its rounds.
+
+    Equal parts suit predictions, in whose average all draws count alike. Nothing in the
+    plan depends on the rows: what a certificate says of the data is left out.
+
+    Args:
+        facts: of the table, after all releases.
+        settings: of the chain.
+        posterior: as `private_posterior` or `whiten` returns it.
+
+    Returns:
+        The plan of one overdamped chain that starts at zero.
+    """
     promise = replace(facts.promise, clip=settings.clip, example_clip=None)
     if facts.by_record:  # clipped one by one, the rows of a device need no other clip
         largest_sum = settings.clip * float(posterior.sizes.max())
         promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
-    made = plan(
+    complete_plan = plan(
         posterior,
         facts.channel,
         promise,
@@ -343,12 +492,14 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         initial_w2_sq=1.0,
     )
     # Notices, bound and objective may look at the data.
-    certificate = replace(made.certificate, notices=(), bound=None, objective=np.nan)
-    return replace(made, certificate=certificate)
+    certificate = replace(
+        complete_plan.certificate, notices=(), bound=None, objective=np.nan
+    )
+    return replace(complete_plan, certificate=certificate)
 
 
 class _PlanCase(NamedTuple):
-    """All that tells the plans of one call of `expect` apart.
+    """Everything by which the plans of one call of `expect` differ.
 
     Stand-ins have rows, features and devices in equal numbers, and no plan looks at the
     rows: settings have one plan for all of them. Only a release that whitens may leave
@@ -361,7 +512,7 @@ class _PlanCase(NamedTuple):
     rounds_before: int
     """Of the link."""
     prior_power: float
-    """Mean square of a parameter under the prior, by which noise of the downlink scales."""
+    """Mean square of a parameter under the prior, by which downlink noise scales."""
 
 
 class _SharedPlans:
@@ -371,7 +522,7 @@ class _SharedPlans:
         self._plans: dict[_PlanCase, Plan] = {}
 
     def plan_of(self, facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
-        """Return the plan of settings on a stand-in.
+        """Return the plan of settings on a stand-in, made on the first call.
 
         Args:
             facts: of the table, after the release that whitening took.
@@ -395,142 +546,291 @@ class _SharedPlans:
 
 @without_data
 class StandIn(NamedTuple):
-    """A public table that is drawn from a known law, and further rows of it."""
+    """A public table that is drawn from a known law, and further rows of it.
+
+    Args:
+        X: features, [N, d].
+        y: classes from 0, or targets, [N].
+        X_test: features of further rows, [n, d].
+        expected: what the law says of these rows: the probability of every class,
+            [n, C], or the mean of the target, [n].
+        noise: variance of a target about its mean; 0 for classes.
+    """
 
     X: Array
-    """Features, [N, d]."""
     y: np.ndarray
-    """Classes from 0, or targets, [N]."""
     X_test: Array
-    """Features of further rows, [n, d]."""
     expected: Array
-    """What the law says of these rows: the probability of every class, [n, C], or the mean of the target, [n]."""
     noise: float = 0.0
-    """Variance of a target about its mean."""
 
 
 def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
-    """Draw a table of the model, public data: classes are normal clusters, and numbers lie about a plane.
+    """Draw a table of the model, which is public.
+
+    Classes are normal clusters whose log-odds are linear in the features; numbers lie
+    about a plane. Variances of the directions fall off as 1/number.
 
     Args:
         facts: the size of the table, and how frequent its classes are.
-        strength: the distance of two clusters of few over their spread, or the spread of mean targets over that of the
-            noise.
+        strength: the distance of two clusters over their spread, where there are few of
+            them, or the spread of mean targets over that of the noise.
         seed: of the draw.
+
+    Returns:
+        Up to `MAX_STAND_IN_ROWS` rows, and `TEST_ROWS` further ones; the mean square of
+        all features is 1.
     """
-    generator, size = (
-        np.random.default_rng([seed, facts.features, facts.classes]),
-        facts.features,
-    )
-    rows = min(facts.rows, MOST_ROWS)
-    variance = np.arange(1, size + 1) ** -DECAY
+    dim = facts.features
+    generator = np.random.default_rng([seed, dim, facts.classes])
+    rows = min(facts.rows, MAX_STAND_IN_ROWS)
+    variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
     spread = np.sqrt(variance / variance.mean())
-    turn = np.linalg.qr(generator.standard_normal((size, size)))[0]
-    along = generator.standard_normal((rows + TEST_ROWS, size))
+    rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
+    coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
     if facts.classes:
-        y: np.ndarray = generator.choice(
-            facts.classes, size=len(along), p=facts.class_shares
+        outcome = _draw_classes(
+            generator,
+            facts=facts,
+            coordinates=coordinates,
+            strength=strength,
+            rows=rows,
         )
-        center = generator.standard_normal((facts.classes, size))
-        center -= center.mean(0)
-        apart = np.sqrt(
-            2 * facts.classes / (facts.classes - 1) * np.mean((center**2).sum(1))
-        )
-        center -= facts.class_shares @ center  # scaled features have a mean of zero
-        # Among more classes, one is confused as rarely where they are further apart.
-        center *= (
-            strength
-            * (np.log2(facts.classes) if facts.classes > 3 else 1.0) ** 0.5
-            / apart
-        )
-        along += center[y]
-        log_density = along[rows:] @ center.T - (center**2).sum(1) / 2
-        expected = softmax(log_density + np.log(facts.class_shares), axis=1)
-        noise = 0.0
     else:
-        mean = (along * spread**2) @ generator.standard_normal(size)
-        noise = 1 / (1 + strength**2)
-        mean *= (1 - noise) ** 0.5 / mean.std()
-        y = mean + noise**0.5 * generator.standard_normal(len(along))
-        expected = mean[rows:]
-    X = (along * spread) @ turn.T
+        outcome = _draw_targets(
+            generator,
+            coordinates=coordinates,
+            spread=spread,
+            strength=strength,
+            rows=rows,
+        )
+    X = (outcome.coordinates * spread) @ rotation.T
     X /= np.sqrt(np.mean(X**2))
-    return StandIn(X[:rows], y[:rows], X[rows:], expected, noise)
+    return StandIn(
+        X=X[:rows],
+        y=outcome.y[:rows],
+        X_test=X[rows:],
+        expected=outcome.expected,
+        noise=outcome.noise,
+    )
+
+
+class _DrawnOutcome(NamedTuple):
+    """What is drawn for the N + n rows of a stand-in; see `StandIn`.
+
+    Args:
+        coordinates: of all rows, in directions of unit variance, [N + n, d].
+        y: of all rows, [N + n].
+        expected: what the law says of the last n rows, [n, …].
+        noise: variance of a target about its mean.
+    """
+
+    coordinates: Array
+    y: np.ndarray
+    expected: Array
+    noise: float
+
+
+def _draw_classes(
+    generator: np.random.Generator,
+    facts: Facts,
+    coordinates: Array,
+    strength: float,
+    rows: int,
+) -> _DrawnOutcome:
+    """Draw the class of every row, and move the row to the cluster of its class.
+
+    Args:
+        generator: of the stand-in.
+        facts: of the table.
+        coordinates: of all rows, [N + n, d].
+        strength: as of `stand_in`.
+        rows: N.
+    """
+    classes = facts.classes
+    shares = facts.class_shares
+    y = generator.choice(classes, size=len(coordinates), p=shares)
+    center = generator.standard_normal((classes, coordinates.shape[1]))
+    center -= center.mean(0)
+    mean_square = np.mean((center**2).sum(1))
+    distance = np.sqrt(2 * classes / (classes - 1) * mean_square)
+    center -= shares @ center  # scaled features have a mean of zero
+    # Among more classes, one is confused as rarely where they are further apart.
+    crowding = np.log2(classes) if classes > CROWDED_CLASSES else 1.0
+    center *= strength * crowding**0.5 / distance
+    moved = coordinates + center[y]
+    log_density = moved[rows:] @ center.T - (center**2).sum(1) / 2
+    expected = softmax(log_density + np.log(shares), axis=1)
+    return _DrawnOutcome(moved, y, expected, noise=0.0)
+
+
+def _draw_targets(
+    generator: np.random.Generator,
+    coordinates: Array,
+    spread: Array,
+    strength: float,
+    rows: int,
+) -> _DrawnOutcome:
+    """Draw the target of every row, of variance about 1.
+
+    Args:
+        generator: of the stand-in.
+        coordinates: of all rows, [N + n, d].
+        spread: of the features in these directions, [d].
+        strength: as of `stand_in`.
+        rows: N.
+    """
+    slope = generator.standard_normal(coordinates.shape[1])
+    mean = (coordinates * spread**2) @ slope
+    noise = 1 / (1 + strength**2)
+    mean *= (1 - noise) ** 0.5 / mean.std()
+    y = mean + noise**0.5 * generator.standard_normal(len(coordinates))
+    return _DrawnOutcome(coordinates, y, mean[rows:], noise)
+
+
+ChainGroup: TypeAlias = Mapping[Settings, Sequence[int]]
+"""Chains that are run together, and the indices of the candidates that each serves.
+
+One chain, without burn-in, serves all candidates that differ in burn-in alone.
+"""
 
 
 def expect(
     facts: Facts,
-    asked: list[Settings],
+    settings: Sequence[Settings],
     progress: Advance | None = None,
-    most: int = DRAWN,
+    max_stand_ins: int = MAX_STAND_INS,
 ) -> list[Expected]:
-    """Return what settings reach on the stand-ins, in their order.
+    """Run settings on stand-ins, and score their predictions.
 
-    On a stand-in of fewer rows, steps are longer by as much: it moves as the table would, with more noise.
+    On a stand-in of fewer rows, steps are longer by as much: it moves as the table
+    would, with more noise. Everything is public, and the same for the same arguments.
 
     Args:
-        most: stand-ins of each strength; `DRAWN` by default.
+        facts: of the table.
+        settings: to try.
+        progress: called after every part that is done.
+        max_stand_ins: the most stand-ins of each strength; tables of many numbers have
+            fewer.
+
+    Returns:
+        What the settings reach on average over the stand-ins, in their order.
     """
-    given, asked = (
-        asked,
-        [replace(one, step_size=one.step_size * facts.crowd) for one in asked],
-    )
-    scaled = facts._replace(
-        rows=min(facts.rows, MOST_ROWS), devices=min(facts.devices, MOST_ROWS)
-    )
-    groups: dict[tuple[int, float, bool], dict[Settings, list[int]]] = {}
-    for number, settings in enumerate(
-        asked
-    ):  # chains that can be run together; those that differ in burn-in are one
-        whole = replace(
-            settings, burn_in=0, samples=settings.burn_in + settings.samples
-        )
-        alike = groups.setdefault((whole.samples, whole.prior_std, whole.whiten), {})
-        alike.setdefault(whole, []).append(number)
-    drawn = int(np.clip(NUMBERS // (facts.rows * facts.features), 1, most or DRAWN))
-    strengths = STRENGTHS[facts.classes > 0] * drawn
-    scores = np.zeros((len(strengths), len(asked), 3))
-    shared_plans = _SharedPlans()
-    for seed, strength in enumerate(strengths):
-        table, key = stand_in(facts, strength, seed), jax.random.key(seed)
-        for done, chains in enumerate(groups.values()):
-            first = next(iter(chains))
-            plain = private_posterior(scaled, first, table.X, table.y)
-            posterior, after, _ = whiten(named(key, "whitening"), scaled, first, plain)
-            plans = [
-                shared_plans.plan_of(after, settings, posterior) for settings in chains
-            ]
-            start = np.tile(initial_parameters(facts), (len(plans), 1))
-            theta = np.asarray(sample(key, posterior, plans, initial=start).theta)
-            places = np.array(
-                [
-                    (number, row)
-                    for row, numbers in enumerate(chains.values())
-                    for number in numbers
-                ]
-            )
-            skipped = np.array([asked[number].burn_in for number in places[:, 0]])
-            for burn_in in np.unique(skipped):
-                numbers, rows = places[skipped == burn_in].T
-                scores[seed, numbers] = _scores(plain, theta[rows, burn_in:], table)
-            if progress is not None:
-                progress(seed * len(groups) + done + 1, len(strengths) * len(groups))
-    nll, accuracy, ece = scores.mean(0).T
-    rank = np.exp(np.log(scores[..., 0]).mean(0))
-    return [
-        Expected(
-            settings,
-            nll=float(nll[number]),
-            accuracy=float(accuracy[number]) if facts.classes else None,
-            ece=float(ece[number]) if facts.classes else None,
-            rank=float(rank[number]),
-        )
-        for number, settings in enumerate(given)
+    scaled = [
+        replace(candidate, step_size=candidate.step_size * facts.rows_ratio)
+        for candidate in settings
     ]
+    groups = _chain_groups(scaled)
+    affordable = STAND_IN_NUMBERS // (facts.rows * facts.features)
+    stand_ins = int(np.clip(affordable, 1, max_stand_ins))
+    strengths = STRENGTHS[facts.classes > 0] * stand_ins
+    scores = np.zeros((len(strengths), len(settings), 3))
+    shared_plans = _SharedPlans()
+    parts_done = 0
+    for seed, strength in enumerate(strengths):
+        experiment = _Experiment(
+            facts=facts._replace(
+                rows=min(facts.rows, MAX_STAND_IN_ROWS),
+                devices=min(facts.devices, MAX_STAND_IN_ROWS),
+            ),
+            table=stand_in(facts, strength, seed),
+            key=jax.random.key(seed),
+            shared_plans=shared_plans,
+        )
+        for group in groups:
+            experiment.score(group, candidates=scaled, scores=scores[seed])
+            parts_done += 1
+            if progress is not None:
+                progress(parts_done, len(strengths) * len(groups))
+    return _averaged(settings, scores, has_classes=facts.classes > 0)
+
+
+def _chain_groups(settings: Sequence[Settings]) -> list[ChainGroup]:
+    """Return chains of candidates, in groups of one length, prior and coordinates."""
+    groups: dict[tuple[int, float, bool], dict[Settings, list[int]]] = {}
+    for index, candidate in enumerate(settings):
+        rounds = candidate.burn_in + candidate.samples
+        chain = replace(candidate, burn_in=0, samples=rounds)
+        alike = groups.setdefault((rounds, chain.prior_std, chain.whiten), {})
+        alike.setdefault(chain, []).append(index)
+    return list(groups.values())
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """A stand-in that chains are run on.
+
+    Args:
+        facts: of the table, with as many rows and devices as the stand-in has.
+        table: the stand-in.
+        key: of the chains.
+        shared_plans: of the candidates, on all stand-ins.
+    """
+
+    facts: Facts
+    table: StandIn
+    key: jax.Array
+    shared_plans: _SharedPlans
+
+    def score(
+        self, group: ChainGroup, candidates: Sequence[Settings], scores: Array
+    ) -> None:
+        """Run the chains of a group, and write the scores of their candidates.
+
+        Args:
+            group: of the chains.
+            candidates: the settings of all candidates.
+            scores: of all candidates, [candidate, 3], in which the rows of those that
+                the group serves are replaced.
+        """
+        first_chain = next(iter(group))
+        facts = self.facts
+        table = self.table
+        posterior = private_posterior(facts, first_chain, X=table.X, y=table.y)
+        whitened = whiten(
+            named(self.key, "whitening"),
+            facts=facts,
+            settings=first_chain,
+            posterior=posterior,
+        )
+        plans = [
+            self.shared_plans.plan_of(whitened.facts, chain, whitened.posterior)
+            for chain in group
+        ]
+        start = np.tile(initial_parameters(facts), (len(plans), 1))
+        trace = sample(self.key, whitened.posterior, plans, initial=start)
+        draws = np.asarray(trace.theta)
+        chain_of: dict[int, int] = {}
+        for chain_index, candidate_indices in enumerate(group.values()):
+            chain_of |= dict.fromkeys(candidate_indices, chain_index)
+        burn_in_of = {index: candidates[index].burn_in for index in chain_of}
+        for burn_in in sorted(set(burn_in_of.values())):
+            scored = [index for index in chain_of if burn_in_of[index] == burn_in]
+            chains = [chain_of[index] for index in scored]
+            scores[scored] = _scores(posterior, draws[chains, burn_in:], table)
+
+
+def _averaged(
+    settings: Sequence[Settings], scores: Array, *, has_classes: bool
+) -> list[Expected]:
+    """Return candidates with their scores[stand-in, candidate, 3] averaged."""
+    means = scores.mean(0)
+    ranks = np.exp(np.log(scores[..., 0]).mean(0))
+    expected = []
+    for index, candidate in enumerate(settings):
+        nll, accuracy, ece = map(float, means[index])
+        reached = Expected(
+            settings=candidate,
+            nll=nll,
+            accuracy=accuracy if has_classes else None,
+            ece=ece if has_classes else None,
+            rank=float(ranks[index]),
+        )
+        expected.append(reached)
+    return expected
 
 
 def _scores(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
-    """Return scores of predictions for further rows, expected over their labels or targets.
+    """Return scores of predictions for further rows, expected over their outcomes.
 
     Args:
         posterior: of the stand-in, in the coordinates of its features.
@@ -538,101 +838,121 @@ def _scores(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
         table: the stand-in.
 
     Returns:
-        The loss, the accuracy and the calibration error of every chain, [chain, 3]; the last two are 0 for numbers.
+        The loss, the accuracy and the calibration error of every chain, [chain, 3]; the
+        last two are 0 for numbers.
     """
     if isinstance(posterior, SoftmaxPosterior):
-        predicted = np.maximum(
-            posterior.predict(draws, table.X_test).astype(float), 1e-12
-        )
+        predicted = posterior.predict(draws, table.X_test).astype(float)
+        predicted = np.maximum(predicted, SMALLEST_PROBABILITY)
         predicted /= predicted.sum(2, keepdims=True)
-        found = expected_calibration(predicted, table.expected)
-        return np.stack([found.nll, found.accuracy, found.ece], axis=1)
-    mean = draws.astype(float).mean(1) @ posterior.design_matrix(table.X_test).T
+        reached = expected_calibration(predicted, table.expected)
+        return np.stack([reached.nll, reached.accuracy, reached.ece], axis=1)
+    design = posterior.design_matrix(table.X_test)
+    mean = draws.astype(float).mean(1) @ design.T
     loss = np.mean((mean - table.expected) ** 2, axis=1) + table.noise
     return np.stack([loss, *np.zeros((2, len(loss)))], axis=1)
 
 
 _chosen: dict[Facts, list[Expected]] = {}
+"""Choices of this process: they are the same for the same facts, and take seconds."""
 
 
 def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
-    """Return all candidates and what each is expected to reach, the one to take first; equal facts are asked once."""
-    if (
-        facts.link is None and facts in _chosen
-    ):  # arrays of a link do not tell whether it is the same
+    """Choose settings on stand-ins.
+
+    The candidates of `candidates` are tried, and settings near the best of them with
+    whitening. Where losses are within `EQUAL_LOSS_RATIO` of each other, the average
+    over most draws is taken. For equal facts and an ideal link the choice is made once.
+
+    Args:
+        facts: of the table.
+        progress: called after every part of the first candidates that is done.
+
+    Returns:
+        All candidates and what each is expected to reach: the one to take, then the
+        others by rank.
+    """
+    # Arrays of a link do not tell whether it is the same.
+    is_repeatable = facts.link is None
+    if is_repeatable and facts in _chosen:
         return list(_chosen[facts])
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
-    if facts.features**2 * facts.devices <= LARGEST_MOMENTS:
+    if facts.features**2 * facts.devices <= MAX_MOMENTS:
         best = _eligible(facts, ranked)[0]
-        ranked = _sorted(
-            ranked + expect(facts, near(replace(best.settings, whiten=True)))
-        )
+        whitened = near(replace(best.settings, whiten=True))
+        ranked = _sorted(ranked + expect(facts, whitened))
     eligible = _eligible(facts, ranked)
-    as_good = [
-        candidate
-        for candidate in eligible
-        if candidate.rank <= AS_GOOD * eligible[0].rank
-    ]
-    steadiest = max(
-        as_good, key=lambda candidate: candidate.settings.samples
-    )  # an average over most draws
+    highest_rank = EQUAL_LOSS_RATIO * eligible[0].rank
+    as_good = [candidate for candidate in eligible if candidate.rank <= highest_rank]
+    steadiest = max(as_good, key=lambda candidate: candidate.settings.samples)
     ranked.sort(key=lambda candidate: candidate is not steadiest)
-    if facts.link is None:
+    if is_repeatable:
         _chosen[facts] = list(ranked)
     return ranked
 
 
-def _sorted(candidates: list[Expected]) -> list[Expected]:
+def _sorted(expected: list[Expected]) -> list[Expected]:
     """Return candidates by their rank, the best first."""
-    return sorted(candidates, key=lambda candidate: candidate.rank)
+    return sorted(expected, key=lambda candidate: candidate.rank)
 
 
 def _eligible(facts: Facts, ranked: list[Expected]) -> list[Expected]:
-    """Return the candidates to choose from: all of them, or where a class is rare those that clip nothing.
+    """Return the candidates to choose from.
 
-    A gradient is at most √2 times as long as its row.
+    They are all, or where a class is rare those that clip nothing.
     """
     if not (facts.has_rare_class and facts.by_record):
         return ranked
-    affordable = PRICE_OF_NO_CLIPPING * min(candidate.nll for candidate in ranked)
-    longest = 2**0.5 * facts.row_length
+    least_loss = min(candidate.nll for candidate in ranked)
+    highest_loss = MAX_UNCLIPPED_LOSS_RATIO * least_loss
+    longest_gradient = MAX_GRADIENT_PER_ROW * facts.row_norm
     unclipped = [
         candidate
         for candidate in ranked
-        if candidate.settings.clip >= longest and candidate.nll <= affordable
+        if candidate.settings.clip >= longest_gradient and candidate.nll <= highest_loss
     ]
     return unclipped or ranked
 
 
 def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
-    """Return what settings near the chosen ones would reach with more of something, on stand-ins of that size."""
-    promise, tried = facts.promise, near(chosen)
-    more = {
-        "as it is": facts,
-        "twice epsilon": facts._replace(
-            promise=replace(
-                promise, epsilon=2 * np.asarray(promise.epsilon, dtype=float)
-            )
-        ),
-        "twice the rows and devices": facts._replace(
-            rows=2 * facts.rows, devices=2 * facts.devices
-        ),
-    }
+    """Estimate what more of something would be worth, on stand-ins of that size.
+
+    Args:
+        facts: of the table.
+        chosen: the settings of its fit; for each case the best of those near them is
+            taken.
+
+    Returns:
+        What would be reached as it is, with twice ε, twice the rows and devices, an SNR
+        that is 10 dB higher (where there is a link), and twice the rounds, by name.
+    """
+    tried = near(chosen)
+    cases = {"as it is": facts}
+    twice_epsilon = 2 * np.asarray(facts.promise.epsilon, dtype=float)
+    larger_promise = replace(facts.promise, epsilon=twice_epsilon)
+    cases["twice epsilon"] = facts._replace(promise=larger_promise)
+    cases["twice the rows and devices"] = facts._replace(
+        rows=2 * facts.rows, devices=2 * facts.devices
+    )
     if facts.link is not None:
-        more["10 dB more"] = facts._replace(
-            link=replace(facts.link, snr_db=np.asarray(facts.link.snr_db) + 10)
-        )
-    found = {
-        name: _sorted(expect(one, tried, most=min(FEW, DRAWN)))[0]
-        for name, one in more.items()
-    }
+        snr_db = np.asarray(facts.link.snr_db) + LARGER_SNR_DB
+        louder_link = replace(facts.link, snr_db=snr_db)
+        cases[f"{LARGER_SNR_DB} dB more"] = facts._replace(link=louder_link)
+    best = {name: _best(case, tried) for name, case in cases.items()}
     longer = [
         replace(
-            s, step_size=s.step_size / 2, burn_in=2 * s.burn_in, samples=2 * s.samples
+            settings,
+            step_size=settings.step_size / 2,
+            burn_in=2 * settings.burn_in,
+            samples=2 * settings.samples,
         )
-        for s in tried
+        for settings in tried
     ]
-    return {
-        **found,
-        "twice the rounds": _sorted(expect(facts, longer, most=min(FEW, DRAWN)))[0],
-    }
+    best["twice the rounds"] = _best(facts, longer)
+    return best
+
+
+def _best(facts: Facts, tried: Sequence[Settings]) -> Expected:
+    """Return the best of some settings, on few stand-ins."""
+    max_stand_ins = min(MAX_ADVICE_STAND_INS, MAX_STAND_INS)
+    return _sorted(expect(facts, tried, max_stand_ins=max_stand_ins))[0]
