@@ -30,7 +30,9 @@ def examples_of(plan: Plan, model: ForecastModel, clipping: bool) -> Examples | 
     ):
         return None
     norms = model.examples
-    limits = np.repeat(plan.example_clip, np.rint(model.share * norms.size).astype(int))
+    limits = np.repeat(
+        plan.example_clip, np.rint(model.data_share * norms.size).astype(int)
+    )
     cut_off_sq = float((np.maximum(norms - limits, 0.0) ** 2).sum())
     if limits.size > QUANTILES.size and np.all(limits == limits[0]):
         return Examples(
@@ -53,7 +55,7 @@ def forecast_by_rounds(
     """What `wflmc.evaluation.clipped_law.forecast` returns, one round after the other."""
     cost = model.cost
     precision = cost.precision
-    share = model.share
+    share = model.data_share
     size = 1 + plan.dynamics.has_velocity
     noise = (
         plan.noise_variance
@@ -137,9 +139,11 @@ def forecast_by_rounds(
     summary = np.mean if plan.certificate.objective_name == "average" else np.max
     return ChainForecast(
         w2_sq=float(summary(far) / variance),
-        alike=float(summary(alike) / precision.size),
-        error=float(np.nan_to_num(total.sum(), nan=np.inf) / len(kept) ** 2 / variance),
-        clipped=float(clipped.mean()),
-        shortened=float(shortened.mean()),
+        scaled_w2_sq=float(summary(alike) / precision.size),
+        inverse_ess=float(
+            np.nan_to_num(total.sum(), nan=np.inf) / len(kept) ** 2 / variance
+        ),
+        clip_rate=float(clipped.mean()),
+        fraction_left=float(shortened.mean()),
         exact=bool(least > 0.99),
     )

@@ -102,7 +102,7 @@ def test_random_plans_cover_what_they_should():
     """Clipped and unclipped, by device and by example, of both dynamics, with and without burn-in."""
     plans = [random_plan(seed) for seed in range(30)]
     clipped = [
-        forecast(plan, model_of(plan, posterior)).clipped for posterior, plan in plans
+        forecast(plan, model_of(plan, posterior)).clip_rate for posterior, plan in plans
     ]
     assert any(fraction == 0 for fraction in clipped)
     assert any(0 < fraction < 1 for fraction in clipped)
@@ -159,8 +159,8 @@ def test_chains_that_diverge_end_in_infinity(dynamics):
     model = model_of(plan, posterior)
     found = forecast(plan, model)
     expected = forecast_by_rounds(plan, model)
-    assert found.w2_sq == found.alike == found.error == np.inf
-    assert expected.w2_sq == expected.alike == expected.error == np.inf
+    assert found.w2_sq == found.scaled_w2_sq == found.inverse_ess == np.inf
+    assert expected.w2_sq == expected.scaled_w2_sq == expected.inverse_ess == np.inf
     assert found.exact
 
 
@@ -177,7 +177,7 @@ def test_chains_that_clipping_keeps_from_diverging():
     )
     model = model_of(plan, posterior)
     found = forecast(plan, model)
-    assert 1 < found.alike < np.inf
+    assert 1 < found.scaled_w2_sq < np.inf
     assert_same(found, forecast_by_rounds(plan, model))
 
 

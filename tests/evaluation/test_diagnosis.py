@@ -349,7 +349,7 @@ def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
         variance = np.diagonal(posterior.exact.covariance) / wflmc.evaluation.exact_ess(
             posterior, plan
         )
-        assert found.error * size == pytest.approx(variance.sum(), rel=1e-9)
+        assert found.inverse_ess * size == pytest.approx(variance.sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_the_forecast_of_clipped_chains(name):
     assert found.w2_sq == pytest.approx(
         max(rounds) / np.trace(exact.covariance), rel=0.5
     )
-    assert found.clipped == pytest.approx(rate, abs=0.25)
+    assert found.clip_rate == pytest.approx(rate, abs=0.25)
 
 
 def test_good_settings_get_no_advice():
@@ -477,7 +477,7 @@ def test_the_forecast_of_clipped_examples(posterior, example_clip):
     away = away @ directions
     off = away.mean(0) ** 2 + (away.std(0) - variances**0.5) ** 2
     found = (off / variances).mean(-1).max()
-    assert 0.4 < forecast(plan, model_of(plan, posterior)).alike / found < 2.5
+    assert 0.4 < forecast(plan, model_of(plan, posterior)).scaled_w2_sq / found < 2.5
     (first, *_) = wflmc.advise(
         posterior,
         link,

@@ -162,7 +162,7 @@ def test_no_forecast_is_below_its_bounds(name):
         model = model_of(plan, posterior)
         before = least_distance(trial, model)
         after = unclipped_distance(plan, model)
-        alike = forecast(plan, model).alike
+        alike = forecast(plan, model).scaled_w2_sq
         assert before <= after * (1 + 1e-5)
         assert after <= alike
         ratios.append(before / alike)
@@ -180,7 +180,7 @@ def test_bounds_of_many_precisions_are_bounds_of_groups_of_them():
         assert least_distance(trial, model) <= unclipped_distance(plan, model) * (
             1 + 1e-5
         )
-        assert unclipped_distance(plan, model) <= forecast(plan, model).alike
+        assert unclipped_distance(plan, model) <= forecast(plan, model).scaled_w2_sq
 
 
 def test_kinetic_chains_and_custom_policies_have_no_bound(posterior):

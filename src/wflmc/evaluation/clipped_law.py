@@ -1,9 +1,11 @@
-"""A forecast of clipped chains without running them: mean and variance of every round, along the main directions.
+"""A forecast of clipped chains without running them.
 
-The exact law of a chain ignores clipping. Here clipped gradients are replaced by their average effect: in every round
-the typical norm of a device's gradient, at the present distance of the chains, gives the factor by which clipping
-shortens it. This detects chains that noise drives farther than clipped gradients can bring back, and the bias of
-devices that are clipped unequally. All devices are assumed to have the same curvature.
+The exact law of a chain ignores clipping. Here clipped gradients are replaced by their
+average effect: in every round the typical norm of a device's gradient, at the present
+distance of the chains, gives the factor by which clipping shortens it. Mean and
+variance then follow round by round along the main directions. This detects chains that
+noise drives farther than clipped gradients can bring back, and the bias of devices that
+are clipped unequally. All devices are assumed to have the same curvature.
 """
 
 from contextlib import suppress
@@ -19,62 +21,94 @@ from wflmc.posterior.base import Posterior
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.recursion import BlockRecursion
 
-MOST = 2**21
-"""Numbers in the gradients of all devices; of larger models the plan alone is looked at."""
+MAX_GRADIENT_NUMBERS = 2**21
+"""Numbers in the gradients of all devices up to which a posterior is looked at; of
+larger models only the plan is."""
+MAX_MODEL_DIM = 64
+"""Directions that stand for those of a posterior that is not looked at."""
+UNCLIPPED_FRACTION = 0.99
+"""What has to be left of every gradient for a forecast to count as exact."""
 
 
 class ChainForecast(NamedTuple):
-    """A forecast of the kept rounds; squares are in units of the posterior's variance."""
+    """A forecast of the rounds after burn-in.
+
+    Squares are in units of the posterior's variance.
+    """
 
     w2_sq: float
-    """W2² over the posterior's total variance, worst or average as the plan's objective says."""
-    alike: float
-    """The same with equal weight for every direction of the posterior: in posterior variances."""
-    error: float
+    """W2² over the posterior's total variance, worst or average as the plan's objective
+    says."""
+    scaled_w2_sq: float
+    """The mean over directions of W2² along them, in the posterior's variance of each:
+    all directions have equal weight."""
+    inverse_ess: float
     """The variance of one chain's mean over its draws: 1/ESS."""
-    clipped: float
-    """Share of the devices' gradients that are clipped."""
-    shortened: float
+    clip_rate: float
+    """The fraction of the devices' gradients that are clipped."""
+    fraction_left: float
     """What clipping leaves of gradients, on average."""
     exact: bool
-    """Whether no gradient is clipped in any round: else the forecast knows clipping on average alone, and tells
-    better plans from worse ones, not how good they are."""
+    """Whether no gradient is clipped in any round. Otherwise the forecast knows
+    clipping on average alone, and tells better plans from worse ones, not how good they
+    are."""
 
 
 @without_data
 class ForecastModel(NamedTuple):
-    """What a forecast takes a posterior for."""
+    """The quadratic model that a forecast has of a posterior."""
 
     cost: Quadratic
-    share: Array
-    """Of the examples that each device holds, [K]."""
+    """The cost, along its main directions."""
+    data_share: Array
+    """The fraction of the examples that each device holds, [K]."""
     examples: Array | None = None
     """Norm of every example's gradient at the mode, [N]; None where it is not known."""
 
 
 def model_of(plan: Plan, posterior: Posterior | None) -> ForecastModel:
-    """Return the quadratic model of a posterior; without one, a model of the plan's μ, L and distance at the start."""
-    if posterior is not None and posterior.devices * posterior.dim <= MOST:
-        with suppress(InputError):  # a cost in which no mode was found
-            cost = posterior.quadratic(plan.init)
-            return ForecastModel(
-                cost,
-                posterior.sizes / posterior.sizes.sum(),
-                posterior.example_norms(cost.mode),
-            )
-    dim, devices = min(plan.dim, 64), plan.devices
+    """Return the quadratic model of a posterior.
+
+    Args:
+        plan: whose start and devices the model has; of a posterior that is None, too
+            large, or without a mode, its μ, L and distance at the start make the model.
+        posterior: of the data; None where it is not at hand.
+
+    Returns:
+        The model, for any plan of the same posterior and start.
+    """
+    if posterior is not None:
+        size = posterior.devices * posterior.dim
+        if size <= MAX_GRADIENT_NUMBERS:
+            with suppress(InputError):  # a cost in which no mode was found
+                cost = posterior.quadratic(plan.init)
+                return ForecastModel(
+                    cost=cost,
+                    data_share=posterior.sizes / posterior.sizes.sum(),
+                    examples=posterior.example_norms(cost.mode),
+                )
+    return _model_of_plan(plan)
+
+
+def _model_of_plan(plan: Plan) -> ForecastModel:
+    """Return a model of a plan's μ, L and distance at the start.
+
+    Half of the directions have precision μ, half of them L.
+    """
+    dim = min(plan.dim, MAX_MODEL_DIM)
+    devices = plan.devices
     precision = np.repeat([plan.mu, plan.L], [dim - dim // 2, dim // 2])
-    begun = (
-        plan.initial_w2_sq if np.isfinite(plan.initial_w2_sq) else 0.0
-    )  # of a start that nobody knows
-    apart = np.full(dim, (max(begun, 0.0) / plan.dim) ** 0.5)
-    # Of data that the model describes well, a device's gradient at the mode varies by its share of the curvature.
-    signs = np.where((np.arange(devices)[:, None] + np.arange(dim)) % 2, 1.0, -1.0)
+    start_w2_sq = 0.0  # of a start that is not known
+    if np.isfinite(plan.initial_w2_sq):
+        start_w2_sq = max(plan.initial_w2_sq, 0.0)
+    distance = np.full(dim, (start_w2_sq / plan.dim) ** 0.5)
+    # Of data that the model describes well, a device's gradient at the mode varies by
+    # its share of the curvature.
+    is_positive = (np.arange(devices)[:, None] + np.arange(dim)) % 2
+    signs = np.where(is_positive, 1.0, -1.0)
     pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
-    return ForecastModel(
-        Quadratic(precision, apart, 1 / precision, pull, apart),
-        np.full(devices, 1 / devices),
-    )
+    cost = Quadratic(precision, distance, 1 / precision, pull, distance)
+    return ForecastModel(cost=cost, data_share=np.full(devices, 1 / devices))
 
 
 def forecast(
@@ -85,17 +119,25 @@ def forecast(
     excess: bool = True,
     start: bool = True,
 ) -> ChainForecast:
-    """Forecast the kept rounds of a plan.
+    """Forecast the rounds of a plan after burn-in.
+
+    Nothing is sampled: it takes milliseconds. Where something is left out, the
+    difference is what it costs.
 
     Args:
-        clipping, excess, start: whether gradients are clipped, noise is above what Langevin sampling needs, and chains
-            start where they do (else at the posterior): without one of them, the difference is what it costs.
+        plan: whose chains are forecast.
+        model: of the posterior, by `model_of`.
+        clipping: whether gradients are clipped.
+        excess: whether noise is above what Langevin sampling needs.
+        start: whether chains start where they do; otherwise at the posterior.
+
+    Returns:
+        The forecast; squares are infinite for a chain that diverges.
     """
     rounds = _rounds(plan, model, clipping=clipping, excess=excess, start=start)
     summary = _Summary(rounds, plan.burn_in)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # a chain that diverges ends in inf, and is reported as such
+    # A chain that diverges ends in inf, and is reported as such.
+    with np.errstate(over="ignore", invalid="ignore"):
         for window in rounds.windows():
             summary.add(window)
     return summary.forecast(average=plan.certificate.objective_name == "average")
@@ -106,9 +148,8 @@ def _rounds(
 ) -> ClippedRounds:
     """Return the rounds of a plan; arguments as of `forecast`."""
     cost = model.cost
-    groups = DirectionGroups.of(
-        cost.precision, cost.start if start else 1 / cost.precision
-    )
+    start_variance = cost.start if start else 1 / cost.precision
+    groups = DirectionGroups.of(cost.precision, start_variance)
     has_velocity = plan.dynamics.has_velocity
     mean = np.zeros((cost.precision.size, 1 + has_velocity))
     if start:
@@ -117,28 +158,48 @@ def _rounds(
     covariance[:, -1] = 1.0  # of the velocity, where there is one
     covariance[:, 0] = groups.start
     noise = plan.noise_variance
+    if not excess:
+        noise = np.minimum(noise, plan.langevin_noise)
+    clip = plan.clip
+    examples = _example_clipping(plan, model)
+    if not clipping:
+        clip = np.full(plan.devices, np.inf)
+        examples = None
     return ClippedRounds(
         groups=groups,
         pull=cost.pull[:, groups.order],
-        data_share=model.share,
+        data_share=model.data_share,
         start=Law(mean, covariance),
         dynamics=plan.dynamics,
         step_size=plan.step_size,
         weight=plan.weight_received,
-        noise=noise if excess else np.minimum(noise, plan.langevin_noise),
+        noise=noise,
         downlink_noise=plan.downlink_noise,
-        clip=plan.clip if clipping else np.full(plan.devices, np.inf),
-        examples=_example_clipping(plan, model) if clipping else None,
+        clip=clip,
+        examples=examples,
     )
 
 
 def _example_clipping(plan: Plan, model: ForecastModel) -> ExampleClipping | None:
-    """Return how a plan clips examples; None where it does not, or their gradients are not known."""
+    """Return how a plan clips examples.
+
+    None where it does not, or where their gradients are not known.
+    """
     norms = model.examples
     if norms is None or not np.isfinite(plan.example_clip).any():
         return None
-    counts = np.rint(model.share * norms.size).astype(int)
+    counts = np.rint(model.data_share * norms.size).astype(int)
     return ExampleClipping(norms, np.repeat(plan.example_clip, counts))
+
+
+class _RoundSummaries(NamedTuple):
+    """Of every round after burn-in, [rounds] each."""
+
+    w2_sq: Array
+    scaled_w2_sq: Array
+    """Summed over directions."""
+    clip_rate: Array
+    fraction_left: Array
 
 
 class _Summary:
@@ -146,47 +207,57 @@ class _Summary:
 
     Args:
         rounds: of the plan.
-        burn_in: how many of them are not kept.
+        burn_in: how many of them are discarded.
     """
 
     def __init__(self, rounds: ClippedRounds, burn_in: int) -> None:
         self.rounds = rounds
         self.burn_in = burn_in
-        self.kept: list[Array] = []
-        """Of every kept round W2², the same in posterior variances, the fraction of clipped gradients and what is left
-        of them; [4, rounds] of every window."""
-        self.least_left = 1.0
-        """The least that clipping leaves of a gradient."""
-        self.lagged = np.zeros((rounds.groups.sizes.size, rounds.start.mean.shape[-1]))
-        """Σ over the kept rounds so far of their covariance with the last one, [g, n]."""
+        self.windows: list[_RoundSummaries] = []
+        """Of the rounds after burn-in."""
+        self.smallest_left = 1.0
+        """The least that clipping leaves of a gradient in any round."""
+        state_size = rounds.start.mean.shape[-1]
+        self.lagged = np.zeros((rounds.groups.sizes.size, state_size))
+        """Σ over the rounds after burn-in so far of their covariance with the last one,
+        [g, n]."""
         self.sum_variance = 0.0
-        """Variance of the sum of a chain's kept draws, over all directions."""
+        """Variance of the sum of a chain's draws, over all directions."""
 
     def add(self, window: Window) -> None:
-        """Take the next window into account."""
-        of_round = np.fmin.reduce(window.devices_left, axis=0) * window.examples_left
-        self.least_left = float(np.fmin(self.least_left, np.fmin.reduce(of_round)))
+        """Take the next window into account.
+
+        Args:
+            window: whose rounds follow those of the window before.
+        """
+        of_devices = np.fmin.reduce(window.devices_left, axis=0)
+        smallest = np.fmin.reduce(of_devices * window.examples_left)
+        self.smallest_left = float(np.fmin(self.smallest_left, smallest))
         first = max(0, self.burn_in - window.rounds.start)
         if first < window.curvature.size:
-            self._add_kept(window, first)
+            self._add_rounds(window, first)
+            self._add_covariance(window, first)
 
-    def _add_kept(self, window: Window, first: int) -> None:
+    def _add_rounds(self, window: Window, first: int) -> None:
         """Take the rounds of a window from `first` on into account."""
         precision = self.rounds.precision
         groups = self.rounds.groups
         law = window.law.between(first + 1, None)
         mean_sq = law.mean[..., 0] ** 2
         std = np.sqrt(np.maximum(law.covariance[..., 0], 0.0))
-        off_sq = groups.sizes[:, None] * (std - groups.precision[:, None] ** -0.5) ** 2
-        w2_sq = mean_sq.sum(0) + off_sq.sum(0)
-        alike = precision @ mean_sq + groups.precision @ off_sq
-        clipped = window.is_cut[:, first:].mean(0)
-        left = window.examples_left[first:] * window.devices_left[:, first:].mean(0)
-        self.kept.append(np.stack([w2_sq, alike, clipped, left]))
-        self._add_covariance(window, first)
+        std_error = std - groups.precision[:, None] ** -0.5
+        std_error_sq = groups.sizes[:, None] * std_error**2
+        devices_left = window.devices_left[:, first:].mean(0)
+        summaries = _RoundSummaries(
+            w2_sq=mean_sq.sum(0) + std_error_sq.sum(0),
+            scaled_w2_sq=precision @ mean_sq + groups.precision @ std_error_sq,
+            clip_rate=window.is_cut[:, first:].mean(0),
+            fraction_left=window.examples_left[first:] * devices_left,
+        )
+        self.windows.append(summaries)
 
     def _add_covariance(self, window: Window, first: int) -> None:
-        """Add the kept rounds' covariance with those before them."""
+        """Add the covariance of these rounds with those before them."""
         groups = self.rounds.groups
         rounds = slice(window.rounds.start + first, window.rounds.stop)
         covariance = window.law.covariance[:, first + 1 :]
@@ -200,22 +271,33 @@ class _Summary:
         self.sum_variance += float(groups.sizes @ with_earlier.sum(-1))
 
     def forecast(self, *, average: bool) -> ChainForecast:
-        """Return the forecast: the average of the kept rounds, or the worst of them."""
-        kept = np.nan_to_num(
-            np.concatenate(self.kept, axis=1), nan=np.inf, posinf=np.inf
+        """Return the forecast of all windows so far.
+
+        Args:
+            average: of the rounds after burn-in; otherwise the worst of them.
+
+        Returns:
+            The forecast, in which nan counts as infinite.
+        """
+        fields = zip(*self.windows, strict=True)
+        rounds = _RoundSummaries(
+            *(_infinite(np.concatenate(parts)) for parts in fields)
         )
-        w2_sq, alike, clipped, left = kept
         precision = self.rounds.precision
         variance = float((1 / precision).sum())
+        draws = rounds.w2_sq.size
         summary = np.mean if average else np.max
-        sum_variance = float(
-            np.nan_to_num(self.sum_variance, nan=np.inf, posinf=np.inf)
-        )
+        sum_variance = float(_infinite(self.sum_variance))
         return ChainForecast(
-            w2_sq=float(summary(w2_sq)) / variance,
-            alike=float(summary(alike)) / precision.size,
-            error=sum_variance / w2_sq.size**2 / variance,
-            clipped=float(clipped.mean()),
-            shortened=float(left.mean()),
-            exact=self.least_left > 0.99,
+            w2_sq=float(summary(rounds.w2_sq)) / variance,
+            scaled_w2_sq=float(summary(rounds.scaled_w2_sq)) / precision.size,
+            inverse_ess=sum_variance / draws**2 / variance,
+            clip_rate=float(rounds.clip_rate.mean()),
+            fraction_left=float(rounds.fraction_left.mean()),
+            exact=self.smallest_left > UNCLIPPED_FRACTION,
         )
+
+
+def _infinite(values: Array | float) -> Array:
+    """Return values with inf in the place of nan."""
+    return np.nan_to_num(values, nan=np.inf, posinf=np.inf)

@@ -180,7 +180,7 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     now = diagnosed.now
     ideal = forecast(plan, model, clipping=False, excess=False, start=False)
     costs: list[_Cost] = []
-    if now.alike >= GOOD_W2_SQ:
+    if now.scaled_w2_sq >= GOOD_W2_SQ:
         without = {
             "noise": forecast(plan, model, excess=False),
             "clipping": forecast(plan, model, clipping=False),
@@ -188,20 +188,28 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
         }
         for kind, other in without.items():
             costs.append(_Cost(kind, _difference(now, other)))
-        costs.append(_Cost("step", ideal.alike))
-    least = LEAST_SHARE_OF_ERROR * now.alike
+        costs.append(_Cost("step", ideal.scaled_w2_sq))
+    least = LEAST_SHARE_OF_ERROR * now.scaled_w2_sq
     large = [item for item in costs if item.cost >= least]
     large.sort(key=lambda item: -item.cost)
     has_several_draws = len(plan.rounds) - plan.burn_in > 1
     # Samples that are too bad are no reason to ask for more of them.
-    if has_several_draws and ideal.error > MAX_INVERSE_ESS and now.alike < 1:
-        large.append(_Cost("draws", ideal.error))
+    if (
+        has_several_draws
+        and ideal.inverse_ess > MAX_INVERSE_ESS
+        and now.scaled_w2_sq < 1
+    ):
+        large.append(_Cost("draws", ideal.inverse_ess))
     return large
 
 
 def _difference(now: ChainForecast, other: ChainForecast) -> float:
     """Return how much larger W2² is than in another forecast; both may be infinite."""
-    return 0.0 if other.alike == now.alike else now.alike - other.alike
+    return (
+        0.0
+        if other.scaled_w2_sq == now.scaled_w2_sq
+        else now.scaled_w2_sq - other.scaled_w2_sq
+    )
 
 
 def _evidence(
@@ -217,7 +225,7 @@ def _evidence(
         return _noise_evidence(plan)
     if kind == "clipping":
         at_posterior = forecast(plan, diagnosed.model, excess=False, start=False)
-        left = f"at the posterior {at_posterior.shortened:.0%} would be left"
+        left = f"at the posterior {at_posterior.fraction_left:.0%} would be left"
         clipped = _clipped(plan, diagnosed.now, measured)
         return _Evidence("clipped gradients", f"{clipped}; {left}")
     if kind == "start":
@@ -255,7 +263,7 @@ def _clipped(plan: Plan, now: ChainForecast, measured: Measured) -> str:
             return "examples are clipped"
         return f"{measured.example_clip_rate:.0%} of examples were clipped"
     if measured.clip_rate is None:
-        return f"{now.clipped:.0%} of gradients are expected to be clipped"
+        return f"{now.clip_rate:.0%} of gradients are expected to be clipped"
     return f"{measured.clip_rate:.0%} of gradients were clipped"
 
 

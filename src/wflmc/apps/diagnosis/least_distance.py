@@ -94,7 +94,7 @@ class PrecisionGroups(NamedTuple):
 
 
 def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
-    """Return a lower bound on `ChainForecast.alike` of a plan that is not made yet.
+    """Return a lower bound on `ChainForecast.scaled_w2_sq` before a plan is made.
 
     Args:
         trial: the plan.
@@ -109,7 +109,7 @@ def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
         return 0.0
     groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
     curvature = problem.step_size * _sum_over_devices(
-        trial.weight_received, model.share
+        trial.weight_received, model.data_share
     )
     contraction = groups.contraction(curvature)
     weight = _weight_of_noise(contraction, problem.burn_in)
@@ -118,7 +118,7 @@ def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
 
 
 def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
-    """Return a lower bound on `ChainForecast.alike` of a plan.
+    """Return a lower bound on `ChainForecast.scaled_w2_sq` of a plan.
 
     Args:
         plan: the plan.
@@ -131,7 +131,9 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     if plan.dynamics.has_velocity:
         return 0.0
     groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
-    curvature = plan.step_size * _sum_over_devices(plan.weight_received, model.share)
+    curvature = plan.step_size * _sum_over_devices(
+        plan.weight_received, model.data_share
+    )
     contraction = groups.contraction(curvature)
     recursion = BlockRecursion([1] * groups.sizes.size, len(plan.rounds), 1)
     path = recursion.solve(

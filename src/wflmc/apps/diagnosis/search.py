@@ -145,7 +145,7 @@ class ChangeSearch:
         Args:
             kind: of FREE_KEYS.
         """
-        is_good_already = kind != "draws" and self.base.alike < GOOD_W2_SQ
+        is_good_already = kind != "draws" and self.base.scaled_w2_sq < GOOD_W2_SQ
         if is_good_already or self.diagnosed.is_too_large:
             return NO_CHANGES
         best = self._best_of(kind)
@@ -196,7 +196,7 @@ class ChangeSearch:
         """
         ceiling = np.inf
         if kind != "draws":
-            ceiling = LARGEST_FRACTION_LEFT * self.base.alike
+            ceiling = LARGEST_FRACTION_LEFT * self.base.scaled_w2_sq
         search = BestFirst(ceiling=ceiling, highest=highest)
         for key in keys:
             if KEY_GROUP.get(key, key) in self.named_groups:
@@ -242,14 +242,14 @@ class ChangeSearch:
         """Return a change with what is expected of it; None where it does not help."""
         now = self.base
         if kind == "draws":
-            before = now.error
-            after = then.error
-            helps = then.alike < max(1.1 * now.alike, GOOD_W2_SQ / 2)
+            before = now.inverse_ess
+            after = then.inverse_ess
+            helps = then.scaled_w2_sq < max(1.1 * now.scaled_w2_sq, GOOD_W2_SQ / 2)
         else:
-            before = now.alike
-            after = then.alike
-            total_before = now.w2_sq + now.error
-            total_after = then.w2_sq + then.error
+            before = now.scaled_w2_sq
+            after = then.scaled_w2_sq
+            total_before = now.w2_sq + now.inverse_ess
+            total_after = then.w2_sq + then.inverse_ess
             helps = then.w2_sq < now.w2_sq and total_after < total_before
         if not helps or after >= LARGEST_FRACTION_LEFT * before:
             return None
