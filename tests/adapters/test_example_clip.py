@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc.planning.defaults import BURN_IN, SAMPLES_OF_CLIP
+from wflmc.planning.defaults import BURN_IN_MEMORIES, CLIP_SAMPLES_MEMORIES
 
 N, M = 400, 3
 RNG = np.random.default_rng(0)
@@ -104,7 +104,8 @@ def test_the_clip_leaves_budget_for_some_draws(posterior):
     plan = wflmc.plan(posterior, LINK, promise(12.0))
     assert 2 * TYPICAL < plan.example_clip[0] < 5 * TYPICAL
     forgotten = len(plan.rounds) * plan.step_size[0] * plan.mu
-    np.testing.assert_allclose(forgotten, BURN_IN + SAMPLES_OF_CLIP, rtol=0.05)
+    memories = BURN_IN_MEMORIES + CLIP_SAMPLES_MEMORIES
+    np.testing.assert_allclose(forgotten, memories, rtol=0.05)
 
 
 def test_no_example_changes_the_clip(posterior):

@@ -1,4 +1,7 @@
-"""Who sends in each round and how strongly: the bound, thresholds, policies, and the Plan they make."""
+"""Who transmits in each round, and how strongly.
+
+The bound, thresholds, policies, and the `Plan` that they make.
+"""
 
 from wflmc.planning.bound import Allocation, Problem
 from wflmc.planning.build import plan, plan_from, plan_many
@@ -8,6 +11,18 @@ from wflmc.planning.plan import Plan, Rounds
 from wflmc.planning.policies import POLICIES, PowerPolicy, policy_named
 
 __all__ = [
-    "POLICIES", "Allocation", "Plan", "PlanRequest", "Policy", "PowerPolicy", "Problem", "Proxy",
-    "Rounds", "Sampler", "plan", "plan_from", "plan_many", "policy_named",
-]  # fmt: skip
+    "POLICIES",
+    "Allocation",
+    "Plan",
+    "PlanRequest",
+    "Policy",
+    "PowerPolicy",
+    "Problem",
+    "Proxy",
+    "Rounds",
+    "Sampler",
+    "plan",
+    "plan_from",
+    "plan_many",
+    "policy_named",
+]

@@ -1,7 +1,8 @@
-"""The convergence bound on W2² to the posterior, and the power problem: the bound as a function of transmit power.
+"""The convergence bound on W2² to the posterior, as a function of transmit power.
 
-The variable is a[s] = α[s]²/N0, in which noise power drops out: the channel puts η²(K/K_a)²/a on the update,
-device k's budget reads Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and both power and the noise that Langevin
+The variable is a[s] = α[s]²/N0, in which noise power drops out: the channel puts
+η²(K/K_a)²/a on the update, device k's budget reads
+Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and both power and the noise that Langevin
 sampling needs are caps on a.
 """
 
@@ -16,18 +17,38 @@ from wflmc.planning.solvers.program import HEADROOM, Program
 from wflmc.support.recursion import first_order
 
 BOUNDS = ("corrected", "paper")
+"""The names that `Policy.bound` may have."""
+SERVER_NOISE_TOLERANCE = 0.5e-9
+"""Missing noise below this fraction of what a round needs is rounding."""
 
 
 def discretization_error(step_size: Array, L: float, dim: int) -> Array:
-    """η⁴L³m/3 + η³L²m, Lemma 2."""
+    """Return the error of finite steps in the bound, η⁴L³m/3 + η³L²m (Lemma 2).
+
+    It is added in every round, in the units of B/κ, and is what a chain without channel
+    noise and with all devices active is left with.
+
+    Args:
+        step_size: η, of any shape.
+        L: smoothness of the cost.
+        dim: m, the number of parameters.
+
+    Returns:
+        The error, of the shape of η.
+    """
     return step_size**4 * L**3 * dim / 3 + step_size**3 * L**2 * dim
 
 
 class Allocation(NamedTuple):
-    """a[S], and a proven lower bound on the objective where the policy claims an optimum."""
+    """The power of every round."""
 
     a: Array
+    """α²/N0, [S]."""
     lower_bound: float | None = None
+    """What the objective of no other power can be below.
+
+    It is proven, and None where the policy claims no optimum.
+    """
 
 
 @dataclass(frozen=True)
@@ -39,111 +60,215 @@ class Problem:
     step_size: Array
     """η[S]."""
     burn_in: int
+    """S_b."""
     objective: str
+    """worst, average, exact or transcript."""
     start: float
     """B[0]."""
     error: Array
-    """Discretisation and participation error per round, in the units of B / κ, [S]."""
+    """Discretization and participation error per round, in the units of B / κ, [S]."""
     noise_weight: float
+    """Factor of excess noise in the bound: 1 (paper) or m (corrected)."""
     scale: Array
     """K/K_a, [S]."""
     active: NDArray[Any]
-    """Who sends, [S, K]; in forecasts the probability of it."""
+    """Who transmits, [S, K]; in forecasts the probability of it."""
     budget: Array
     """B_k, [K], infinite without privacy."""
     power_cap: Array
-    """Largest a the weakest active device can afford, [S]; infinite on an ideal link."""
+    """Largest a that the weakest active device affords, [S]; infinite on an ideal
+    link."""
     floor: Array
     """Smallest a, [S]: a limit on the noise of a round; 0 without one."""
     noise_limit: float = np.inf
-    """M of that limit: √m σ at most M times what all clipped gradients can move θ in a round."""
+    """M of that limit: √m σ ≤ M times what all clipped gradients can move θ in a
+    round."""
     solver: str = "own"
+    """own or cvxpy."""
     response: Response | None = None
-    """With the objective "exact": how the law of the kept rounds follows from the noise of all."""
+    """With the objective "exact": how the law of the kept rounds depends on the noise
+    of all."""
     fills_up: bool = True
-    """Whether the server adds what channel noise lacks of 2η; not where the optimum of the exact law chooses it all."""
+    """Whether the server adds what channel noise lacks of 2η.
+
+    It does not where the optimum of the exact law chooses all noise.
+    """
     dynamics: Dynamics = OVERDAMPED
+    """Overdamped or kinetic."""
     contracts: bool = True
-    """Whether steps are below what the posterior's L allows; a looser L than need be may forbid steps that work."""
+    """Whether steps are below what the posterior's L allows.
+
+    A looser L than need be may forbid steps that work.
+    """
 
     @property
     def kick(self) -> Array:
-        """The factor of the gradient in the update, [S]."""
+        """Return the factor of the gradient in the update, [S].
+
+        It is η for overdamped steps, and (h/2)(1 + e) of the velocity for kinetic ones,
+        with e = exp(−γ_f h). The channel noise of a round puts the variance
+        (kick K/K_a)²/a on its update.
+        """
         return np.asarray(self.dynamics.kick(self.step_size))
 
     @property
     def langevin_noise(self) -> Array:
-        """The variance of the noise that a round needs, [S]."""
+        """Return the variance of the noise that a round needs, [S].
+
+        It is 2η (Lemma 3), or 1 − e² of the velocity with kinetic dynamics.
+        """
         return np.asarray(self.dynamics.langevin_noise(self.step_size))
 
     @property
     def has_bound(self) -> bool:
-        """Whether a bound on W2² is known."""
+        """Return whether Proposition 1 bounds W2² for these rounds.
+
+        It does for overdamped dynamics with steps below 2/L. Otherwise `bound`, `base`
+        and `program` say nothing.
+        """
         return self.dynamics.has_bound and self.contracts
 
     @property
     def rounds(self) -> int:
-        """S."""
+        """Return S, the number of rounds, burn-in included."""
         return int(self.scale.size)
 
     @property
     def lmc_cap(self) -> Array:
-        """a at which the channel noise is exactly what Langevin needs, 2η by Lemma 3, [S]."""
-        return np.asarray(self.dynamics.noise_step(self.step_size) * self.scale**2 / 2)
+        """Return a at which channel noise is what Langevin sampling needs, [S].
+
+        By Lemma 3 a round needs noise of variance 2η, which the channel supplies at
+        a = η(K/K_a)²/2. More power would leave less, and the server would have to add
+        the difference: it costs privacy and gains nothing.
+        """
+        noise_step = self.dynamics.noise_step(self.step_size)
+        return np.asarray(noise_step * self.scale**2 / 2)
 
     @property
     def cap(self) -> Array:
-        """The smaller of both caps, [S]."""
+        """Return the smaller of the power cap and the Langevin cap, [S].
+
+        No plan for the bound has more power in a round; plans for the exact law may go
+        beyond the Langevin cap.
+        """
         return np.minimum(self.power_cap, self.lmc_cap)
 
     @property
     def cost(self) -> Array:
-        """Coefficient of 1/a in the bound: κ q η² (K/K_a)², [S]."""
-        return (
-            self.contraction.kappa
-            * self.noise_weight
-            * (self.step_size * self.scale) ** 2
-        )
+        """Return the coefficient of 1/a in the bound, κ q η² (K/K_a)², [S].
+
+        q is 1 in the bound as printed and m as corrected (spec §9.1), `noise_weight`.
+        The term of round s in B[s'] is cost[s]/a[s] times ρ^{2(s'−s)}.
+        """
+        squared_step = (self.step_size * self.scale) ** 2
+        return self.contraction.kappa * self.noise_weight * squared_step
 
     def bound(self, a: Array) -> Array:
-        """B[1..S], Proposition 1."""
-        excess = np.maximum(
-            0.0, (self.step_size * self.scale) ** 2 / a - 2 * self.step_size
-        )
+        """Return the bound on W2² of every round (Proposition 1).
+
+        B[s] = ρ² B[s−1] + κ (error + q max(0, η²(K/K_a)²/a − 2η)) from B[0] = start,
+        with q = 1 as printed and q = m as corrected. It holds while no gradient is
+        clipped.
+
+        Args:
+            a: power of every round, above 0, [S].
+
+        Returns:
+            B[1..S].
+        """
+        channel_noise = (self.step_size * self.scale) ** 2 / a
+        excess = np.maximum(0.0, channel_noise - 2 * self.step_size)
         noise = self.error + self.noise_weight * excess
-        return first_order(
-            self.contraction.kappa * noise, self.contraction.rho**2, self.start
-        )
+        kappa = self.contraction.kappa
+        return first_order(kappa * noise, self.contraction.rho**2, self.start)
 
     def server_noise(self, a: Array) -> Array:
-        """β = max(0, 2η − channel part) (Sec. III-A); rounding at the Langevin cap is not noise to add."""
-        missing = self.langevin_noise - (self.kick * self.scale) ** 2 / a
-        return (
-            np.where(missing > 0.5e-9 * self.langevin_noise, missing, 0.0)
-            if self.fills_up
-            else np.zeros(a.size)
-        )
+        """Return the variance of the noise that the server adds (Sec. III-A).
+
+        β = max(0, 2η − η²(K/K_a)²/a): what channel noise lacks of what sampling needs.
+        Rounding at the Langevin cap is not noise to add. It is 0 in all rounds where
+        the optimum of the exact law chooses all noise.
+
+        Args:
+            a: power of every round, above 0, [S].
+
+        Returns:
+            β[S].
+        """
+        if not self.fills_up:
+            return np.zeros(a.size)
+        required = self.langevin_noise
+        missing = required - (self.kick * self.scale) ** 2 / a
+        return np.where(missing > SERVER_NOISE_TOLERANCE * required, missing, 0.0)
 
     def base(self) -> Array:
-        """B[1..S] without the terms cost/a, for a below the Langevin cap, where the excess is c/a − 2η."""
-        fixed = self.contraction.kappa * (
-            self.error - 2 * self.step_size * self.noise_weight
-        )
+        """Return the part of the bound that power does not change.
+
+        Below the Langevin cap the excess is exactly η²(K/K_a)²/a − 2η, so that the
+        bound is base + Σ ρ^{2(s'−s)} cost/a with the base from start, errors and −2ηq.
+        It may be negative.
+
+        Returns:
+            [S], for B[1..S].
+        """
+        saved_noise = 2 * self.step_size * self.noise_weight
+        fixed = self.contraction.kappa * (self.error - saved_noise)
         return first_order(fixed, self.contraction.rho**2, self.start)
 
     def value(self, bound: Array) -> float:
-        """The objective: the worst or the average of the bound after burn-in."""
-        kept = bound[self.burn_in :]
-        return float(kept.max() if self.objective == "worst" else kept.mean())
+        """Return the objective, the worst or the average of the bound after burn-in.
+
+        Any objective but "worst" is averaged here; those of the exact law and of
+        transcripts are computed elsewhere.
+
+        Args:
+            bound: B[1..S].
+
+        Returns:
+            A distance W2².
+        """
+        kept_bounds = bound[self.burn_in :]
+        if self.objective == "worst":
+            return float(kept_bounds.max())
+        return float(kept_bounds.mean())
 
     def program(self) -> Program:
-        """The problem as the general solver takes it."""
-        rounds = self.cap, self.cost, self.contraction.rho, self.base(), self.floor
-        return Program(self.active, self.budget, *rounds, self.burn_in, self.objective)
+        """Return the problem as the general solver takes it.
+
+        It is about the bound for powers up to both caps, in which it is convex. The
+        solver knows nothing of steps, devices' gradients or noise: all of it is in
+        `cost`, `base` and ρ.
+
+        Returns:
+            The arrays of the problem, those of all rounds.
+        """
+        return Program(
+            active=self.active,
+            budget=self.budget,
+            cap=self.cap,
+            cost=self.cost,
+            rho=self.contraction.rho,
+            base=self.base(),
+            floor=self.floor,
+            burn_in=self.burn_in,
+            objective=self.objective,
+        )
 
     def within_budget(self, a: Array) -> Array:
-        """The same profile scaled down, if need be, until no device spends more than its budget."""
+        """Return the same profile, scaled down until no device overspends.
+
+        One factor is applied to all rounds, so that Σ_s active a stops a relative
+        1e-12 short of every budget. A profile that fits is returned as it is.
+
+        Args:
+            a: power of every round, [S].
+
+        Returns:
+            Power within all budgets, [S].
+        """
         spent = a @ self.active
         limit = self.budget * (1 - HEADROOM)
-        over = spent > limit
-        return a * np.min(limit[over] / spent[over]) * (1 - 1e-15) if over.any() else a
+        is_over = spent > limit
+        if not is_over.any():
+            return a
+        return a * np.min(limit[is_over] / spent[is_over]) * (1 - 1e-15)

@@ -15,9 +15,9 @@ from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.support.notices import Notice, NoticeCode
 
-UNSCALED = 30.0
+LARGE_FEATURE = 30.0
 """Size of a feature from which on it alone decides L, step size and clipping."""
-UNLIKE = 100.0
+UNLIKE_FEATURE = 100.0
 """The same, over the median size of all features."""
 ROUND_NOTICES = (
     NoticeCode.EXCESS_NOISE,
@@ -26,8 +26,16 @@ ROUND_NOTICES = (
     NoticeCode.CHAINS_MAY_BE_LOST,
 )
 """Codes of notices that follow from the rounds of a plan alone."""
-WIDE = 2.0
+WIDE_NOISE_RATIO = 2.0
 """Noise over what sampling needs, from which on samples hide the spread."""
+NOTHING_GAINED_RATIO = 10
+"""Objective over the distance at the start, from which on sampling gains nothing."""
+REPORTED_GAP = 1e-6
+"""The largest gap that is not worth a notice."""
+ROUNDING = 1e-9
+"""Relative margin by which a limit may be exceeded by rounding."""
+EXCESS_MARGIN = 1.05
+"""Noise over Langevin's own, up to which a round counts as having no excess."""
 PRIVATE_DATA = "the devices' private data, which epsilon does not cover"
 """The source of numbers from private data, as the end of a sentence."""
 
@@ -35,8 +43,14 @@ PRIVATE_DATA = "the devices' private data, which epsilon does not cover"
 def oracle_notice(source: str = PRIVATE_DATA) -> Notice:
     """Return the notice about plans by the exact law of the posterior itself.
 
+    Such a plan is chosen by numbers that a real server could not know without looking
+    at the data. It serves as a benchmark, or with data that are public.
+
     Args:
-        source: of the data that the law depends on.
+        source: of the data that the law depends on, as the end of a sentence.
+
+    Returns:
+        A notice with the code `NoticeCode.ORACLE`.
     """
     text = f"The objective 'exact' is an oracle: it depends on {source}."
     return Notice(NoticeCode.ORACLE, text)
@@ -45,7 +59,10 @@ def oracle_notice(source: str = PRIVATE_DATA) -> Notice:
 def input_notices(
     posterior: Posterior, link: Link | None, privacy: Privacy
 ) -> Iterator[Notice]:
-    """Yield what to look at before anything is sent.
+    """Yield notices about inputs that look wrong, before anything is transmitted.
+
+    They are about gains that look like decibels, a δ that promises little, and features
+    of very different or large scales. None of them depends on the plan.
 
     Args:
         posterior: the model with its data.
@@ -55,55 +72,72 @@ def input_notices(
     if link is not None:
         yield from link.fading.notices
     if privacy.epsilon is not None and privacy.delta is not None:
-        yield from _large_delta(posterior, privacy.unit, float(np.max(privacy.delta)))
-    yield from _unscaled(posterior)
+        largest_delta = float(np.max(privacy.delta))
+        yield from _large_delta(posterior, privacy.unit, largest_delta)
+    yield from _unscaled_features(posterior)
 
 
 def _large_delta(posterior: Posterior, unit: str, delta: float) -> Iterator[Notice]:
-    # A mechanism that publishes one of N units in full, picked at random, is
-    # (0, 1/N)-private.
+    """Yield a notice about a δ above 1/N.
+
+    A mechanism that publishes one of N units in full, picked at random, is
+    (0, 1/N)-private.
+    """
+    count = len(posterior.sizes)
+    units = "devices"
     if unit == "record":
         count = int(np.sum(posterior.sizes))
         units = "examples"
-    else:
-        count = len(posterior.sizes)
-        units = "devices"
-    if delta > 1 / count:
-        yield Notice(
-            NoticeCode.DELTA_TOO_LARGE,
-            f"delta = {delta:g} is above 1/{count}, one over the number of {units}. It should be far below that.",
-        )
+    if delta <= 1 / count:
+        return
+    yield Notice(
+        NoticeCode.DELTA_TOO_LARGE,
+        f"delta = {delta:g} is above 1/{count}, one over the number of {units}. It "
+        "should be far below that.",
+    )
 
 
-def _unscaled(posterior: Posterior) -> Iterator[Notice]:
+def _unscaled_features(posterior: Posterior) -> Iterator[Notice]:
     """Yield a notice about features of unlike or large size, by which chains move.
 
-    Sizes are told only to a power of ten.
+    Sizes are reported to a power of ten alone.
     """
     scales = posterior.feature_scales
     if scales is None or not scales.any():
         return
     largest = int(np.argmax(scales))
+    scale = scales[largest]
     median = float(np.median(scales[scales > 0]))
-    whitened = posterior.coordinates is not None
+    is_whitened = posterior.coordinates is not None
+    is_unlike = scale > UNLIKE_FEATURE * median and not is_whitened
+    if not is_unlike and scale <= LARGE_FEATURE:
+        return
+    reference = "the median column" if is_unlike else "a standardised one"
+    ratio = scale / (median if is_unlike else 1.0)
+    size = 10 ** round(np.log10(ratio))
+    name = _column_name(posterior, largest)
+    yield Notice(
+        NoticeCode.FEATURES_NOT_SCALED,
+        f"Features are not scaled: {name} is some {size:,} times as large as "
+        f"{reference}. Standardise all columns, by public means and scales.",
+    )
+
+
+def _column_name(posterior: Posterior, index: int) -> str:
+    """Return what a sentence calls a column of the features."""
+    if posterior.coordinates is not None:
+        return "after whitening a direction"
     columns = posterior.columns
-    unlike = scales[largest] > UNLIKE * median and not whitened
-    if unlike or scales[largest] > UNSCALED:
-        size = 10 ** round(np.log10(scales[largest] / (median if unlike else 1.0)))
-        name = f" ({columns[largest]})" if columns else ""
-        column = f"column {largest} of X{name}, counted from 0,"
-        if whitened:
-            column = "after whitening a direction"
-        compared = "the median column" if unlike else "a standardised one"
-        yield Notice(
-            NoticeCode.FEATURES_NOT_SCALED,
-            f"Features are not scaled: {column} is some {size:,} times as large as "
-            f"{compared}. Standardise all columns, by public means and scales.",
-        )
+    name = f" ({columns[index]})" if columns else ""
+    return f"column {index} of X{name}, counted from 0,"
 
 
 def estimate_notices(posterior: Posterior) -> Iterator[Notice]:
     """Yield notices about models that estimate their constants or their gradients.
+
+    A bound with an estimated μ or L is not proven, and estimates from private data leak
+    something of them. Mini-batches add noise that neither the bound nor the server's
+    noise accounts for.
 
     Args:
         posterior: the model.
@@ -112,17 +146,27 @@ def estimate_notices(posterior: Posterior) -> Iterator[Notice]:
         names = " and ".join(posterior.estimated)
         yield Notice(
             NoticeCode.ESTIMATED_CONSTANTS,
-            f"With {names} estimated by a Hessian, the bound is no proof, and epsilon does not cover what they tell.",
+            f"With {names} estimated by a Hessian, the bound is no proof, and epsilon "
+            "does not cover what they tell.",
         )
     if posterior.batch:
         yield Notice(
             NoticeCode.MINI_BATCHES,
-            "Mini-batches make gradients noisier, which the bound and the server's noise do not know.",
+            "Mini-batches make gradients noisier, which the bound and the server's "
+            "noise do not know.",
         )
 
 
 def start_notices(posterior: Posterior, request: PlanRequest) -> Iterator[Notice]:
-    """Yield a notice where the start's distance, which a bound uses, is estimated."""
+    """Yield a notice where the start's distance, which a bound uses, is estimated.
+
+    It concerns models whose W2² between start and posterior has no closed form. A
+    public value in the request replaces the estimate, and the notice is then left out.
+
+    Args:
+        posterior: the model.
+        request: what planning was asked for.
+    """
     if request.initial_w2_sq is None and posterior.start_is_estimate:
         text = "W2² of the start is a Laplace estimate, and a bound is no better."
         yield Notice(NoticeCode.ESTIMATED_START, text)
@@ -134,16 +178,22 @@ def _expands(posterior: Posterior, plan: Plan) -> bool:
     Partial participation may undo what η < 2/L or h < 2/√L ensures; models that know
     their Hessian can tell.
     """
+    if plan.active_devices.min() >= plan.devices:
+        return False
     step = plan.dynamics.stretching_step(plan.step_size)
-    partial = plan.active_devices.min() < plan.devices
-    weight = plan.weight * (step / step.max())[:, None]
-    return partial and posterior.expansion(step.max(), weight) > 1
+    longest_step = step.max()
+    weight = plan.weight * (step / longest_step)[:, None]
+    return posterior.expansion(longest_step, weight) > 1
 
 
 def plan_notices(
     posterior: Posterior, plan: Plan, problem: Problem, request: PlanRequest
 ) -> Iterator[Notice]:
-    """Yield all notices about a plan; those that every plan like it has come last.
+    """Yield all notices about a plan.
+
+    Those about its rounds come first, and those that every plan of the same model has
+    come last. They say what bound, objective and ε do not cover; whoever decides by
+    them compares their codes.
 
     Args:
         posterior: the model.
@@ -151,54 +201,80 @@ def plan_notices(
         problem: the power problem that it solves.
         request: what planning was asked for.
     """
-    exact = problem.objective == "exact"
-    epsilon = plan.privacy.epsilon
     yield from _round_notices(plan)
-    if not plan.clips and epsilon is not None:
-        yield Notice(
-            NoticeCode.NOT_CLIPPED,
-            "This scheme does not clip: epsilon is not kept, and no finite one would be true.",
-        )
-    # A plan by the exact law is measured in parameters, its start in the coordinates
-    # that chains move in.
-    same_units = not exact or posterior.coordinates is None
-    comparable = problem.objective != "transcript" and same_units
-    if comparable and plan.objective > 10 * max(plan.initial_w2_sq, 1e-300):
-        yield Notice(
-            NoticeCode.NOTHING_GAINED,
-            "The objective is far above the distance at the start: sampling gains nothing, or the bound says nothing.",
-        )
-    if not problem.contracts:
-        yield Notice(
-            NoticeCode.LOOSE_CURVATURE,
-            f"Steps are above what L = {posterior.L:.3g} allows, a bound on the "
-            "curvature that may be loose: W2² has no bound, power is in equal parts, "
-            "and chains are stable only if it is.",
-        )
+    yield from _unclipped(plan)
+    yield from _nothing_gained(posterior, plan, problem)
+    yield from _loose_curvature(posterior, problem)
     yield from plan.dynamics.notices(plan.mu, plan.L)
     if _expands(posterior, plan):
         yield Notice(
             NoticeCode.EXPANDING_ROUNDS,
-            "Some rounds have devices so unlike the rest that a step stretches errors: the chain may diverge.",
+            "Some rounds have devices so unlike the rest that a step stretches errors: "
+            "the chain may diverge.",
         )
-    by_posterior = (
-        exact and plan.lower_bound is not None and request.policy.proxy is None
-    )
-    if by_posterior and epsilon is not None:
+    if _is_oracle(plan, problem, request):
         yield oracle_notice()
     yield from estimate_notices(posterior)
     if problem.contracts:
         yield from start_notices(posterior, request)
 
 
+def _unclipped(plan: Plan) -> Iterator[Notice]:
+    """Yield a notice about a promise that a scheme without clipping cannot keep."""
+    if not plan.clips and plan.privacy.epsilon is not None:
+        yield Notice(
+            NoticeCode.NOT_CLIPPED,
+            "This scheme does not clip: epsilon is not kept, and no finite one would "
+            "be true.",
+        )
+
+
+def _nothing_gained(
+    posterior: Posterior, plan: Plan, problem: Problem
+) -> Iterator[Notice]:
+    """Yield a notice about an objective far above the distance at the start."""
+    # A plan by the exact law is measured in parameters, its start in the coordinates
+    # that chains move in.
+    is_exact = problem.objective == "exact"
+    has_same_units = not is_exact or posterior.coordinates is None
+    is_comparable = problem.objective != "transcript" and has_same_units
+    start = max(plan.initial_w2_sq, 1e-300)
+    if is_comparable and plan.objective > NOTHING_GAINED_RATIO * start:
+        yield Notice(
+            NoticeCode.NOTHING_GAINED,
+            "The objective is far above the distance at the start: sampling gains "
+            "nothing, or the bound says nothing.",
+        )
+
+
+def _loose_curvature(posterior: Posterior, problem: Problem) -> Iterator[Notice]:
+    """Yield a notice about steps above what L allows, where L may be loose."""
+    if problem.contracts:
+        return
+    yield Notice(
+        NoticeCode.LOOSE_CURVATURE,
+        f"Steps are above what L = {posterior.L:.3g} allows, a bound on the "
+        "curvature that may be loose: W2² has no bound, power is in equal parts, "
+        "and chains are stable only if it is.",
+    )
+
+
+def _is_oracle(plan: Plan, problem: Problem, request: PlanRequest) -> bool:
+    """Return whether a plan with a promise is chosen by the posterior itself."""
+    is_exact_optimum = problem.objective == "exact" and plan.lower_bound is not None
+    has_promise = plan.privacy.epsilon is not None
+    return is_exact_optimum and has_promise and request.policy.proxy is None
+
+
 def _round_notices(plan: Plan) -> Iterator[Notice]:
     """Yield notices that follow from the rounds of a plan alone: `ROUND_NOTICES`."""
-    if plan.noise_ratio > WIDE:  # which no diagnostic of the chains can see
+    if plan.noise_ratio > WIDE_NOISE_RATIO:  # which no diagnostic of the chains can see
         yield Notice(
             NoticeCode.EXCESS_NOISE,
-            f"After burn-in, {plan.noise_ratio:.3g} times the noise that sampling needs spreads samples too widely.",
+            f"After burn-in, {plan.noise_ratio:.3g} times the noise that sampling "
+            "needs spreads samples too widely.",
         )
-    if plan.gap is not None and plan.gap > 1e-6:
+    if plan.gap is not None and plan.gap > REPORTED_GAP:
         text = f"The power is proven optimal only to a relative gap of {plan.gap:.1g}."
         yield Notice(NoticeCode.OPTIMALITY_GAP, text)
     if plan.clips:
@@ -207,32 +283,35 @@ def _round_notices(plan: Plan) -> Iterator[Notice]:
         yield from _lost_chains(plan, noise_limit if np.isfinite(noise_limit) else 1.0)
 
 
-def joined_notices(whole: Plan, parts: Sequence[Plan]) -> Iterator[Notice]:
+def joined_notices(joined: Plan, parts: Sequence[Plan]) -> Iterator[Notice]:
     """Yield the notices about a plan that was made in parts, each code once.
 
     Args:
-        whole: the plan of all rounds.
+        joined: the plan of all rounds.
         parts: the plans that it was joined from, in their order.
 
     Yields:
         What follows from the rounds, about all of them; and what else the parts say.
     """
-    yield from _round_notices(whole)
-    seen: set[str] = set(ROUND_NOTICES)
-    for notice in (notice for part in parts for notice in part.notices):
-        if notice.code not in seen:
-            seen.add(notice.code)
-            yield notice
+    yield from _round_notices(joined)
+    seen_codes: set[str] = set(ROUND_NOTICES)
+    for part in parts:
+        for notice in part.notices:
+            if notice.code not in seen_codes:
+                seen_codes.add(notice.code)
+                yield notice
 
 
 def _overspending(plan: Plan) -> Iterator[Notice]:
     """Yield a notice about devices that spend more than their privacy budget."""
     budget = plan.privacy.budget(plan.devices)
-    count = np.sum(plan.spent + plan.ledger > budget * (1 + 1e-9))
+    total_spent = plan.spent + plan.ledger
+    count = np.sum(total_spent > budget * (1 + ROUNDING))
     if count:
         yield Notice(
             NoticeCode.BUDGET_EXCEEDED,
-            f"{count} of {plan.devices} devices spend more than the privacy budget, which this policy ignores.",
+            f"{count} of {plan.devices} devices spend more than the privacy budget, "
+            "which this policy ignores.",
         )
 
 
@@ -245,13 +324,15 @@ def _lost_chains(plan: Plan, factor: float) -> Iterator[Notice]:
             gradients can undo.
     """
     # A round of a small step makes little noise, and the rounds after it undo that.
-    reach = factor * np.maximum(plan.kick, plan.kick[-1]) * plan.clip.sum()
-    spread = plan.dim * plan.noise_variance
+    kick = np.maximum(plan.kick, plan.kick[-1])
+    reach = factor * kick * plan.clip.sum()
+    squared_noise = plan.dim * plan.noise_variance
     # Langevin's own noise is undone over many rounds: clipped gradients hold it within
     # m σ²/(2η Σ ℓ_k).
-    beyond = plan.noise_variance > 1.05 * plan.langevin_noise
-    beyond |= spread / (2 * reach) > plan.initial_w2_sq**0.5
-    count = np.sum((np.sqrt(spread) > reach * (1 + 1e-9)) & beyond)
+    has_excess = plan.noise_variance > EXCESS_MARGIN * plan.langevin_noise
+    is_too_wide = squared_noise / (2 * reach) > plan.initial_w2_sq**0.5
+    exceeds_reach = np.sqrt(squared_noise) > reach * (1 + ROUNDING)
+    count = np.sum(exceeds_reach & (has_excess | is_too_wide))
     if count:
         times = "" if factor == 1 else f"{factor:g} times "
         yield Notice(

@@ -30,9 +30,13 @@ from wflmc.support.declarations import (
 from wflmc.support.errors import InputError
 
 OBJECTIVES = ("worst", "average", "exact", "transcript")
+"""The names that `Policy.objective` may have."""
 CSI = ("full", "causal")
+"""The names that `Policy.csi` may have."""
 SOLVERS = ("own", "cvxpy")
+"""The names that `Policy.solver` may have."""
 DYNAMICS = ("overdamped", "kinetic")
+"""The names that `Sampler.dynamics` may have."""
 
 
 @documented
@@ -57,9 +61,9 @@ class Sampler:
     dynamics: Annotated[
         str | Dynamics,
         Choices(DYNAMICS),
-        "overdamped as in the paper; or kinetic, with a velocity: fewer rounds where μ and "
-        "L are far apart. No bound is known for it: `optimized` needs objective = "
-        '"exact", else `noiseless-dp` takes equal parts.',
+        "overdamped as in the paper; or kinetic, with a velocity: fewer rounds where "
+        "μ and L are far apart. No bound is known for it: `optimized` needs objective "
+        '= "exact", else `noiseless-dp` takes equal parts.',
     ] = "overdamped"
     friction: Annotated[
         float,
@@ -70,12 +74,14 @@ class Sampler:
         int,
         NotInFiles(),
         Interval(minimum=0),
-        "The round to begin with, where rounds came before: channels and noise continue from there.",
+        "The round to begin with, where rounds came before: channels and noise "
+        "continue from there.",
     ] = 0
     before: Annotated[
         Plan | None,
         NotInFiles(),
-        'For objective = "exact", the plan of the rounds that came before, whose law the chain continues from.',
+        'For objective = "exact", the plan of the rounds that came before, whose law '
+        "the chain continues from.",
     ] = None
 
     def __post_init__(self) -> None:
@@ -83,7 +89,14 @@ class Sampler:
 
     @property
     def motion(self) -> Dynamics:
-        """The dynamics, with their friction."""
+        """Return the dynamics, with their friction.
+
+        A name is looked up, and dynamics that were passed as a value are returned as
+        they are; `friction` matters for kinetic ones by name alone.
+
+        Raises:
+            InputError: no dynamics have that name.
+        """
         return by_name(self.dynamics, self.friction)
 
 
@@ -95,34 +108,36 @@ class Policy:
     power: Annotated[
         str | PowerPolicy | Callable[[Problem], Allocation],
         Choices(tuple(POLICIES), group="policies"),
-        "optimized, equal, no-dp, noiseless-dp or noiseless; or a custom `PowerPolicy`.",
+        "optimized, equal, no-dp, noiseless-dp or noiseless; or a custom "
+        "`PowerPolicy`.",
     ] = "optimized"
     schedule: Annotated[
         str,
         Choices(RULES),
-        "threshold, all, or unbiased (as many in every round, each device equally often); "
-        "the noiseless schemes always have all devices.",
+        "threshold, all, or unbiased (as many in every round, each device equally "
+        "often); the noiseless schemes always have all devices.",
     ] = "threshold"
     objective: Annotated[
         str,
         Choices(OBJECTIVES),
-        "worst or average of the bound over the kept rounds; or exact, the worst true W2² "
-        "of the chain's law while nothing is clipped, for which `optimized` and "
-        "`noiseless-dp` choose all noise themselves; or transcript, the variance V of the "
-        "noise in what all kept rounds together say about the gradient, for "
+        "worst or average of the bound over the kept rounds; or exact, the worst true "
+        "W2² of the chain's law while nothing is clipped, for which `optimized` and "
+        "`noiseless-dp` choose all noise themselves; or transcript, the variance V of "
+        "the noise in what all kept rounds together say about the gradient, for "
         "`wflmc.noise_aware`.",
     ] = "worst"
     senders: Annotated[
         int,
         Interval(minimum=0, maximum=10**7),
-        'q, the active devices of a round with schedule = "unbiased"; 0: chosen by the fading law.',
+        'q, the active devices of a round with schedule = "unbiased"; 0: chosen by the '
+        "fading law.",
     ] = 0
     csi: Annotated[
         str,
         Choices(CSI),
-        "full, where the channels of all rounds are known beforehand as in the paper; or "
-        "causal, where a round's power is decided by the channels up to it and a forecast "
-        "of the others (without a certificate).",
+        "full, where the channels of all rounds are known beforehand as in the paper; "
+        "or causal, where a round's power is decided by the channels up to it and a "
+        "forecast of the others (without a certificate).",
     ] = "full"
     bound: Annotated[
         str,
@@ -133,15 +148,16 @@ class Policy:
         float | None,
         Interval(minimum=1e-9),
         "M, a limit on the noise of every round: √m σ ≤ M η Σ ℓ_k, M times what all "
-        "clipped gradients together can undo. For `optimized` and `noiseless-dp`; chains "
-        "may be lost without it. By default there is none, but for objective = "
+        "clipped gradients together can undo. For `optimized` and `noiseless-dp`; "
+        "chains may be lost without it. By default there is none, but for objective = "
         '"exact" (which knows of no clipping) 2 where that can be afforded, and for '
         'objective = "transcript" 1, or what power and half of the budget allow.',
     ] = None
     proxy: Annotated[
         Proxy | None,
         NotInFiles(),
-        'For objective = "exact", a public stand-in for the posterior; without it the posterior itself is used.',
+        'For objective = "exact", a public stand-in for the posterior; without it the '
+        "posterior itself is used.",
     ] = None
     solver: Annotated[
         str,
@@ -155,11 +171,22 @@ class Policy:
 
 
 DEFAULT_SAMPLER = Sampler()
+"""The chain where `plan` is passed none."""
 DEFAULT_POLICY = Policy()
+"""The policy where `plan` is passed none."""
 
 
 def check_kinds(link: object, privacy: object, sampler: object, policy: object) -> None:
     """Refuse arguments of `plan` in each other's place.
+
+    Only their classes are checked, so that a link that was passed as the promise is
+    reported as that, not as a missing attribute somewhere later.
+
+    Args:
+        link: must be a `Link`.
+        privacy: must be a `Privacy`.
+        sampler: must be a `Sampler`.
+        policy: must be a `Policy`.
 
     Raises:
         InputError: names the first that is of another class.
@@ -173,6 +200,10 @@ def check_kinds(link: object, privacy: object, sampler: object, policy: object) 
     for name, value, kind in kinds:
         if not isinstance(value, kind):
             raise InputError(name, type(value).__name__, f"a wflmc.{kind.__name__}")
+
+
+ROUND_KEYS = ("step_size", "burn_in", "samples")
+"""Keys of the section `sampler` that are fields of a request."""
 
 
 @dataclass(frozen=True)
@@ -225,11 +256,14 @@ class PlanRequest:
 
     @property
     def rounds(self) -> int:
-        """S_b + S_u."""
+        """Return S = S_b + S_u, the number of rounds."""
         return self.burn_in + self.samples
 
     def with_values(self, values: Mapping[str, object]) -> "PlanRequest":
         """Return the request with other values of some keys, as scenarios name them.
+
+        All values are set at once and the result is checked as a whole, so that the
+        order of keys does not matter.
 
         Args:
             values: by key, such as `link.snr_db` or `sampler.burn_in`.
@@ -240,30 +274,30 @@ class PlanRequest:
         Raises:
             InputError: a value is not allowed.
         """
-        changes: dict[str, dict[str, Any]] = {
+        by_section: dict[str, dict[str, Any]] = {
             "link": {},
             "privacy": {},
             "sampler": {},
             "policy": {},
         }
-        rounds: dict[str, Any] = {}
+        of_request: dict[str, Any] = {}
         for key, value in values.items():
             section, _, name = key.partition(".")
-            if section == "sampler" and name in ("step_size", "burn_in", "samples"):
-                rounds[name] = value
+            if section == "sampler" and name in ROUND_KEYS:
+                of_request[name] = value
             else:
-                changes[section][name] = value
+                by_section[section][name] = value
         return replace(
             self,
-            link=replace(self.link, **changes["link"]),
-            privacy=replace(self.privacy, **changes["privacy"]),
-            sampler=replace(self.sampler, **changes["sampler"]),
-            policy=replace(self.policy, **changes["policy"]),
-            **rounds,
+            link=replace(self.link, **by_section["link"]),
+            privacy=replace(self.privacy, **by_section["privacy"]),
+            sampler=replace(self.sampler, **by_section["sampler"]),
+            policy=replace(self.policy, **by_section["policy"]),
+            **of_request,
         )
 
     def _check_rounds(self) -> None:
-        """Refuse numbers of rounds that are none."""
+        """Refuse numbers of rounds that are not whole or too small."""
         for name, fewest in (("burn_in", 0), ("samples", 1)):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or isinstance(value, bool):
@@ -272,42 +306,45 @@ class PlanRequest:
                 raise InputError(name, value, f"at least {fewest}", section="sampler")
 
     def _check_steps(self) -> None:
-        """Refuse step sizes of another length, or beside options that do not allow them."""
+        """Refuse step sizes of another length, or with options that forbid them."""
         steps = np.asarray(self.step_size)
         if steps.dtype.kind not in "fiu":
-            allowed = "a number, or one for each round (expressions such as '0.4/(mu+L)' are for scenario files)"
-            raise InputError("step_size", self.step_size, allowed, section="sampler")
+            expected = (
+                "a number, or one for each round "
+                "(expressions such as '0.4/(mu+L)' are for scenario files)"
+            )
+            raise InputError("step_size", self.step_size, expected, section="sampler")
         if steps.shape not in ((), (self.rounds,)):
             shape = f"an array of shape {steps.shape}"
-            allowed = f"a number, or {self.rounds} of them, one per round"
-            raise InputError("step_size", shape, allowed, section="sampler")
-        planned = self.sampler.step_schedule == "planned"
-        if self.policy.csi == "causal" and (planned or np.ptp(steps) > 0):
-            allowed = "full with step sizes that change by round"
-            raise InputError("csi", "causal", allowed, section="policy")
-        if planned:
+            expected = f"a number, or {self.rounds} of them, one per round"
+            raise InputError("step_size", shape, expected, section="sampler")
+        is_planned = self.sampler.step_schedule == "planned"
+        if self.policy.csi == "causal" and (is_planned or np.ptp(steps) > 0):
+            expected = "full with step sizes that change by round"
+            raise InputError("csi", "causal", expected, section="policy")
+        if is_planned:
             self._check_planned_steps(steps)
 
     def _check_planned_steps(self, steps: np.ndarray) -> None:
         """Refuse to plan step sizes where that is not possible."""
-        allowed = ""
         if self.policy.objective == "transcript":
-            allowed = "constant, or given by round"
+            expected = "constant, or given by round"
         elif self.sampler.motion.has_velocity:
-            allowed = "constant with dynamics = 'kinetic'"
+            expected = "constant with dynamics = 'kinetic'"
         elif steps.ndim:
-            allowed = "'constant' with a step size for every round"
-        if allowed:
-            raise InputError("step_schedule", "planned", allowed, section="sampler")
+            expected = "'constant' with a step size for every round"
+        else:
+            return
+        raise InputError("step_schedule", "planned", expected, section="sampler")
 
     def _check_objective(self) -> None:
-        """Refuse options beside which an objective cannot be planned for."""
+        """Refuse options with which an objective cannot be planned for."""
         objective = self.policy.objective
         solver = self.policy.solver
         if objective not in ("exact", "transcript"):
             return
         if self.policy.csi == "causal":
-            allowed = "worst or average with csi = 'causal'"
-            raise InputError("objective", objective, allowed, section="policy")
+            expected = "worst or average with csi = 'causal'"
+            raise InputError("objective", objective, expected, section="policy")
         if solver != "own":
             raise InputError("solver", solver, f"'own' with objective = {objective!r}")

@@ -1,7 +1,7 @@
 """What a plan takes from the air: channel uses and transmit energy.
 
-`docs/guides/scale.md` turns them into airtime and joules, and has the formulas by which both
-grow with devices, parameters and rounds.
+`docs/guides/scale.md` turns them into airtime and joules, and has the formulas by which
+both grow with devices, parameters and rounds.
 """
 
 import numpy as np

@@ -1,8 +1,10 @@
-"""Step sizes of burn-in, planned together with the power: rest, then large steps, then the step of the kept rounds.
+"""Step sizes of burn-in, planned together with the power.
 
-With all devices active and the noise that Langevin sampling needs, a round costs a privacy loss of ℓ²η: diffusion time
-is what a budget buys, and rounds are not. So most of burn-in may rest, the start is forgotten in a few large steps,
-and the last rounds of burn-in get rid of the noise that large steps leave. The kept rounds keep their step size.
+With all devices active and the noise that Langevin sampling needs, a round costs a
+privacy loss of ℓ²η: diffusion time is what a budget buys, and rounds are not. So most
+of burn-in may rest, the start is forgotten in a few large steps, and the last rounds of
+burn-in get rid of the noise that large steps leave. The kept rounds keep their step
+size.
 """
 
 import math
@@ -16,112 +18,210 @@ from wflmc.planning.plan import Plan
 from wflmc.support.errors import InputError
 
 SCHEDULES = ("constant", "planned")
+"""The names that `Sampler.step_schedule` may have."""
 REST = 0.05
 """The step size of resting rounds, over that of the kept rounds."""
-LEVELS, LENGTHS = 3, 5
-"""Points of the coarse grid: sizes of the large steps, and numbers of rounds."""
+GRID_LEVELS = 3
+"""Sizes of the large steps on the coarse grid."""
+GRID_LENGTHS = 5
+"""Numbers of rounds on the coarse grid, at most."""
+REFINEMENTS = (1.4, 1.2, 1.1)
+"""Factors by which the best schedule is changed, after the coarse grid."""
+MIN_IMPROVEMENT = 1e-9
+"""A schedule must be relatively better than the best one by this."""
 
 
 class Steps(NamedTuple):
-    """A schedule of burn-in: rest, then `large` rounds of size level·η, then `settle` rounds of the kept size η."""
+    """A schedule of burn-in: rest, then large steps, then steps of the kept size."""
 
     level: float
+    """Size of the large steps, over that of the kept ones."""
     large: int
+    """Rounds with large steps."""
     settle: int
+    """Rounds of the kept step size at the end of burn-in."""
 
-    def sizes(self, kept: float, burn_in: int, samples: int) -> Array:
-        """η[S]."""
-        last = max(0, burn_in - self.settle)
-        first = max(0, last - self.large)
+    def sizes(self, kept_step: float, burn_in: int, samples: int) -> Array:
+        """Return the step size of every round.
+
+        Where burn-in is shorter than the large and the settling rounds, resting rounds
+        are left out first and large ones next.
+
+        Args:
+            kept_step: η of the kept rounds.
+            burn_in: S_b.
+            samples: S_u.
+
+        Returns:
+            η[S].
+        """
+        large_end = max(0, burn_in - self.settle)
+        large_start = max(0, large_end - self.large)
         factors = np.ones(burn_in + samples)
-        factors[:first], factors[first:last] = REST, self.level
-        return kept * factors
+        factors[:large_start] = REST
+        factors[large_start:large_end] = self.level
+        return kept_step * factors
 
 
 def plan_steps(
-    make: Callable[[Array], Plan], kept: float, burn_in: int, samples: int
+    make_plan: Callable[[Array], Plan], kept_step: float, burn_in: int, samples: int
 ) -> Array:
-    """η[S] with `kept` after burn-in, such that both the objective and `clipped_law` of its plan are small.
+    """Choose the step sizes of burn-in.
 
-    The bound alone would mislead: it counts excess noise κ ≈ 4/(ημ) times, the less often the larger the step, and
-    so asks for large steps up to the end of burn-in, which is far worse in truth. A schedule therefore counts for
-    the worse of two ratios to the constant one, that of the objective and that of a simple model of the chain, and
-    is never worse than the constant one in either. A coarse grid comes first, then finer steps around its best.
+    The bound alone would mislead: it counts excess noise κ ≈ 4/(ημ) times, the less
+    often the larger the step, and so asks for large steps up to the end of burn-in,
+    which is far worse in truth. A schedule therefore counts for the worse of two ratios
+    to the constant one, that of the objective and that of `clipped_law`, a simple model
+    of the chain, and is never worse than the constant one in either. A coarse grid
+    comes first, then finer steps around its best.
 
     Args:
-        make: the plan for given step sizes; an InputError rules them out.
+        make_plan: from the step sizes η[S] to their plan; an InputError rules them out.
+        kept_step: η of the kept rounds, which stays.
+        burn_in: S_b; with 0 nothing is searched.
+        samples: S_u.
+
+    Returns:
+        η[S], constant where nothing better was found.
+
+    Raises:
+        InputError: the constant step size has no plan.
     """
-    constant = make(np.full(burn_in + samples, kept))
-    reference = _worth(constant)
-    best, score, tried = Steps(1.0, burn_in, 0), 1.0, {}
-    top = max(
-        1.0, 2 / (constant.mu + constant.L) / kept
-    )  # where a step forgets the most
-
-    def look(level: float, large: int, settle: int) -> None:
-        nonlocal best, score
-        steps = Steps(
-            float(np.clip(level, 1.0, top)),
-            max(1, min(large, burn_in - settle)),
-            settle,
-        )
-        if steps in tried or not 0 <= settle < burn_in:
-            return
-        try:
-            tried[steps] = float(
-                np.max(_worth(make(steps.sizes(kept, burn_in, samples))) / reference)
-            )
-        except InputError:
-            tried[steps] = np.inf
-        if tried[steps] < score * (1 - 1e-9):
-            best, score = steps, tried[steps]
-
+    search = _StepSearch(make_plan, kept_step, burn_in, samples)
     if burn_in:
-        lengths = np.unique(np.geomspace(1, burn_in, LENGTHS).astype(int)).tolist()
-        for level in np.geomspace(1, top, LEVELS):
+        search.try_grid()
+        for factor in REFINEMENTS:
+            search.refine(factor)
+    return search.best.sizes(kept_step, burn_in, samples)
+
+
+class _StepSearch:
+    """The schedules that were tried, and the best of them.
+
+    Args:
+        make_plan: as of `plan_steps`.
+        kept_step: η of the kept rounds.
+        burn_in: S_b.
+        samples: S_u.
+    """
+
+    def __init__(
+        self,
+        make_plan: Callable[[Array], Plan],
+        kept_step: float,
+        burn_in: int,
+        samples: int,
+    ) -> None:
+        self.make_plan = make_plan
+        self.kept_step = kept_step
+        self.burn_in = burn_in
+        self.samples = samples
+        constant = make_plan(np.full(burn_in + samples, kept_step))
+        self.reference = _scores(constant)
+        most_forgetful = 2 / (constant.mu + constant.L)
+        self.largest_level = max(1.0, most_forgetful / kept_step)
+        self.best = Steps(level=1.0, large=burn_in, settle=0)
+        self.best_ratio = 1.0
+        self.ratios: dict[Steps, float] = {}
+        """Of every schedule that was tried, to the constant one."""
+
+    def try_grid(self) -> None:
+        """Try the schedules of a coarse grid."""
+        grid = np.geomspace(1, self.burn_in, GRID_LENGTHS).astype(int)
+        lengths = np.unique(grid).tolist()
+        for level in np.geomspace(1, self.largest_level, GRID_LEVELS):
+            settle_lengths = [0, *lengths] if level > 1 else [0]
             for large in lengths:
-                for settle in [0, *lengths] if level > 1 else [0]:
-                    look(level, large, settle)
-        for factor in (1.4, 1.2, 1.1):
-            more = [max(1, round(n * (factor - 1))) for n in best[1:]]
-            for change in (-1, 1):
-                look(best.level * factor**change, best.large, best.settle)
-                look(best.level, best.large + change * more[0], best.settle)
-                look(best.level, best.large, best.settle + change * more[1])
-    return best.sizes(kept, burn_in, samples)
+                for settle in settle_lengths:
+                    self.attempt(level, large, settle)
+
+    def refine(self, factor: float) -> None:
+        """Try schedules near the best one.
+
+        Args:
+            factor: by which each of its numbers is changed, up and down.
+        """
+        large_change = max(1, round(self.best.large * (factor - 1)))
+        settle_change = max(1, round(self.best.settle * (factor - 1)))
+        for sign in (-1, 1):
+            best = self.best
+            self.attempt(best.level * factor**sign, best.large, best.settle)
+            best = self.best
+            self.attempt(best.level, best.large + sign * large_change, best.settle)
+            best = self.best
+            self.attempt(best.level, best.large, best.settle + sign * settle_change)
+
+    def attempt(self, level: float, large: int, settle: int) -> None:
+        """Try a schedule, and keep it if it is the best so far.
+
+        Args:
+            level: size of the large steps; clipped to what is useful.
+            large: rounds with large steps; clipped to what is possible.
+            settle: rounds of the kept step size.
+        """
+        steps = Steps(
+            level=float(np.clip(level, 1.0, self.largest_level)),
+            large=max(1, min(large, self.burn_in - settle)),
+            settle=settle,
+        )
+        if steps in self.ratios or not 0 <= settle < self.burn_in:
+            return
+        ratio = self._ratio(steps)
+        self.ratios[steps] = ratio
+        if ratio < self.best_ratio * (1 - MIN_IMPROVEMENT):
+            self.best = steps
+            self.best_ratio = ratio
+
+    def _ratio(self, steps: Steps) -> float:
+        """Return the worse of both ratios to the constant schedule."""
+        step_sizes = steps.sizes(self.kept_step, self.burn_in, self.samples)
+        try:
+            plan = self.make_plan(step_sizes)
+        except InputError:
+            return np.inf
+        return float(np.max(_scores(plan) / self.reference))
 
 
-def _worth(plan: Plan) -> Array:
-    kept = clipped_law(plan)[plan.burn_in :]
-    return np.array(
-        [
-            plan.objective,
-            kept.mean() if plan.certificate.objective_name == "average" else kept.max(),
-        ]
-    )
+def _scores(plan: Plan) -> Array:
+    """Return the objective of a plan, and that of the model of its chain."""
+    kept_law = clipped_law(plan)[plan.burn_in :]
+    by_model = kept_law.max()
+    if plan.certificate.objective_name == "average":
+        by_model = kept_law.mean()
+    return np.array([plan.objective, by_model])
 
 
 def clipped_law(plan: Plan) -> Array:
-    """W2²[S] of the chain on a quadratic of curvature μ or L, whichever is worse, with gradients that are clipped.
+    """Return W2² of a simple model of the chain, in which gradients saturate.
 
-    A gradient of norm g acts as g/(1 + g/Σℓ_k), so that noise which clipped gradients cannot undo is seen. This
-    is a model to compare schedules by, neither a bound nor the law of any chain.
+    The chain runs on a quadratic of curvature μ or L, whichever is worse. A gradient of
+    norm g acts as g/(1 + g/Σℓ_k), so that noise which clipped gradients cannot undo is
+    seen. This is a model to compare schedules by, neither a bound nor the law of any
+    chain.
+
+    Args:
+        plan: of which step sizes, noise, clips and constants are used.
+
+    Returns:
+        W2²[S].
     """
+    return np.maximum(_law_on_quadratic(plan, plan.mu), _law_on_quadratic(plan, plan.L))
+
+
+def _law_on_quadratic(plan: Plan, curvature: float) -> Array:
+    """Return W2²[S] of the model on a quadratic, its squared mean and its variance."""
     reach = float(plan.clip.sum())
-    rounds = list(
-        zip(plan.step_size.tolist(), plan.noise_variance.tolist(), strict=True)
-    )
-
-    def on_quadratic(curvature: float) -> Array:
-        away, variance, history = plan.initial_w2_sq, 1 / curvature, []
-        for eta, noise in rounds:
-            pull = curvature * math.sqrt(away + plan.dim * variance)
-            left = 1 - eta * curvature / (1 + pull / reach)
-            away, variance = left * left * away, left * left * variance + noise
-            history.append((away, variance))
-        away_sq, variances = np.array(history).T
-        return np.asarray(
-            away_sq + plan.dim * (np.sqrt(variances) - curvature**-0.5) ** 2
-        )
-
-    return np.maximum(on_quadratic(plan.mu), on_quadratic(plan.L))
+    distance_sq = plan.initial_w2_sq
+    variance = 1 / curvature
+    distances_sq = []
+    variances = []
+    rounds = zip(plan.step_size.tolist(), plan.noise_variance.tolist(), strict=True)
+    for step_size, noise in rounds:
+        gradient_norm = curvature * math.sqrt(distance_sq + plan.dim * variance)
+        factor = 1 - step_size * curvature / (1 + gradient_norm / reach)
+        distance_sq = factor * factor * distance_sq
+        variance = factor * factor * variance + noise
+        distances_sq.append(distance_sq)
+        variances.append(variance)
+    spread = np.sqrt(np.array(variances)) - curvature**-0.5
+    return np.asarray(np.array(distances_sq) + plan.dim * spread**2)

@@ -13,10 +13,10 @@ class InteriorPath(Protocol):
 
     @property
     def gap(self) -> float:
-        """Return how far the present point would be from the optimum if it were feasible.
+        """Return how far the present point would be from the optimum.
 
-        The primal-dual gap decides when points are worth a look. It proves nothing,
-        because points of a path need not meet every limit.
+        It is counted as if the point were feasible, and decides when points are worth a
+        look. It proves nothing, because points of a path need not meet every limit.
         """
 
     def step(self) -> bool:
