@@ -116,7 +116,7 @@ def build(model):
 @pytest.mark.parametrize("model", [horseshoe_offsets, funnel_offsets, schools_offsets])
 def test_hierarchies_with_offsets_are_accepted(model):
     posterior = build(model)
-    assert posterior.mu <= posterior.L < geometry.UNEVEN
+    assert posterior.mu <= posterior.L < geometry.MAX_UNEVEN_CURVATURE
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_centred_hierarchies_are_to_be_written_with_offsets(model, kind):
 
 def test_a_posterior_with_a_mode_is_not_said_to_have_none(monkeypatch):
     """Nor is one that is written with offsets to be written with offsets."""
-    monkeypatch.setattr(geometry, "UNEVEN", geometry.STIFF)
+    monkeypatch.setattr(geometry, "MAX_UNEVEN_CURVATURE", geometry.MAX_CURVATURE)
     with pytest.raises(wflmc.InputError) as refused:
         build(horseshoe_offsets)
     error = refused.value.__cause__
@@ -155,7 +155,7 @@ def horseshoe_program(x, y):
 
 def test_a_horseshoe_of_numpyro_with_offsets_is_accepted():
     posterior = wflmc.from_numpyro(horseshoe_program, {"x": X, "y": Y}, devices=2)
-    assert posterior.mu <= posterior.L < geometry.UNEVEN
+    assert posterior.mu <= posterior.L < geometry.MAX_UNEVEN_CURVATURE
 
 
 def test_a_hessian_that_is_not_finite_is_said():

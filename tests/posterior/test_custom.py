@@ -149,7 +149,7 @@ def test_estimates_are_the_hessians_eigenvalues():
 
 
 def test_estimates_of_a_large_model_are_by_lanczos(monkeypatch):
-    monkeypatch.setattr("wflmc.posterior.custom.geometry.DENSE", 3)
+    monkeypatch.setattr("wflmc.posterior.custom.geometry.MAX_DENSE_DIM", 3)
     own = as_own(GAUSSIAN)
     assert own.laplace[1].shape == (2,)
     assert own.mu == pytest.approx(GAUSSIAN.mu, rel=5e-3)

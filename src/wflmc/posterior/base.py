@@ -129,7 +129,8 @@ class Posterior(SumsGradients, Protocol):
     def digest(self) -> str:
         """Return a hash of the data and of which device holds them.
 
-        Run folders, checkpoints and ledgers recognise the data by it.
+        Run folders, checkpoints and ledgers recognise the data by it. It is the same
+        whatever coordinates chains move in, and does not depend on the model.
         """
 
     @abstractmethod
@@ -262,7 +263,11 @@ class Posterior(SumsGradients, Protocol):
 
     @property
     def prior_power(self) -> float:
-        """Return the mean square of a coordinate under the prior, 1 unless known."""
+        """Return the mean square of a coordinate under the prior.
+
+        A link states its downlink noise relative to it; 1 for models whose prior has
+        no known variance.
+        """
         return 1.0
 
     @property
@@ -384,8 +389,15 @@ class Posterior(SumsGradients, Protocol):
     def quadratic(self, init: str = "prior") -> Quadratic:
         """Return the cost as a quadratic around its mode.
 
+        Advice and diagnosis forecast the course of a chain by it, from the start to the
+        posterior, without running one.
+
         Args:
-            init: the start, "prior" or "zero".
+            init: the start: "prior", or "zero" for a point mass at zero.
+
+        Returns:
+            Its curvatures, start and the devices' gradients at the mode, along the main
+            directions of the Hessian there.
 
         Raises:
             InputError: for a model without a known mode.
@@ -412,8 +424,14 @@ class HasLaw(Protocol):
     def chain(self, motion: Motion) -> LinearChain:
         """Return a chain that is never clipped, as a linear recursion (spec §6).
 
+        Gradients must be affine in θ, so that the law of the chain stays Gaussian. A
+        leading axis of the arguments is one of different plans.
+
         Args:
-            motion: step sizes, weights, start and dynamics.
+            motion: step sizes η[..., S], weights [..., S, K], start and dynamics.
+
+        Returns:
+            The recursion, whose `law` is that of the parameters.
         """
 
 

@@ -78,7 +78,12 @@ class GaussianPosterior(Regression):
     def exact(self) -> Gaussian:
         """Return the posterior of the parameters, N((ΣH_k)⁻¹ Σb_k, (ΣH_k)⁻¹).
 
-        In other coordinates φ, mean and covariance are mapped by θ = Wᵀφ.
+        Where chains move in other coordinates φ, mean and covariance are mapped by
+        θ = Wᵀφ. It is computed when the posterior is made, in float64, and does not
+        depend on how examples are spread over devices.
+
+        Returns:
+            mean[m] and covariance[m, m].
         """
         if self.coordinates is None:
             return self.exact_in_coordinates
@@ -89,7 +94,11 @@ class GaussianPosterior(Regression):
     def exact_in_coordinates(self) -> Gaussian:
         """Return the posterior in the coordinates that chains move in.
 
-        The same as `exact` where chains move in the parameters themselves.
+        The same as `exact` where chains move in the parameters themselves. Distances
+        of the bound are measured in these coordinates.
+
+        Returns:
+            mean[m] and covariance[m, m].
         """
         return Gaussian(self.mean, self.covariance)
 
@@ -207,13 +216,18 @@ class GaussianPosterior(Regression):
             limit: bytes that a block may use.
             by_example: whether examples are to be clipped one by one.
         """
+        device_bytes = self.working_bytes(chains, by_example)
         block = block_size(
             self.devices,
-            bytes_per_device=self.working_bytes(chains, by_example),
+            bytes_per_device=device_bytes,
             theta_bytes=4.0 * chains * self.dim,
             limit=limit,
         )
-        rows = slice(None if by_example else 0)
+        features = self.features
+        target = self.target
+        if not by_example:
+            features = features[:, :0]
+            target = target[:, :0]
 
         def padded(values: Array) -> np.ndarray:
             blocks = pad_to_blocks(values.astype(np.float32), block)
@@ -223,8 +237,8 @@ class GaussianPosterior(Regression):
             self,
             hessian=padded(self.hessian),
             linear=padded(self.linear),
-            features=padded(self.features[:, rows]),
-            target=padded(self.target[:, rows]),
+            features=padded(features),
+            target=padded(target),
             block=block,
             subject="",  # other data, same program
         )

@@ -240,8 +240,9 @@ class Regression(Shown, Posterior):
     def prior_power(self) -> float:
         """Return the mean square of a coordinate φ under the prior.
 
-        It is prior_std² where chains move in the parameters; else the average over
-        coordinates.
+        It is prior_std² where chains move in the parameters; else the average of the
+        prior's variances over coordinates. A link states its downlink noise relative
+        to it.
         """
         if self.coordinates is None:
             return float(self.prior_std) ** 2

@@ -738,10 +738,14 @@ def _predictive_mean(
     def add(total: ArrayTree, draw: jax.Array) -> tuple[ArrayTree, None]:
         return jax.tree.map(jnp.add, total, of_draw(draw)), None
 
+    def zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(leaf.shape, jnp.float32)
+
     def of_chain(draws: jax.Array) -> ArrayTree:
+        draw_count = draws.shape[0]
         shapes = jax.eval_shape(of_draw, draws[0])
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
-        total, _ = jax.lax.scan(add, zeros, draws)
-        return jax.tree.map(lambda values: values / draws.shape[0], total)
+        start = jax.tree.map(zeros, shapes)
+        total, _ = jax.lax.scan(add, start, draws)
+        return jax.tree.map(lambda values: values / draw_count, total)
 
     return jax.lax.map(of_chain, theta)

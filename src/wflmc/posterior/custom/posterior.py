@@ -117,7 +117,10 @@ class CustomPosterior(Shown, Posterior):
 
     @property
     def coordinates(self) -> Affine | None:  # type: ignore[override]
-        """Return the coordinates that chains move in; None for the parameters."""
+        """Return the coordinates φ that chains move in, with θ = centre + W φ.
+
+        None where chains move in the parameters, as with `preconditioner` = none.
+        """
         return self.model.space
 
     @property
@@ -534,11 +537,12 @@ class CustomPosterior(Shown, Posterior):
         """
         check_device(index, self.devices)
         size = self.sizes[index]
-        data = jax.tree.map(lambda values: values[index : index + 1, :size], self.data)
+        devices = slice(index, index + 1)
+        data = jax.tree.map(lambda values: values[devices, :size], self.data)
         return replace(
             self,
             data=data,
-            sizes=self.sizes[index : index + 1],
+            sizes=self.sizes[devices],
             block=1,
             example_block=0,
             first_device=self.first_device + index,
@@ -549,13 +553,17 @@ class CustomPosterior(Shown, Posterior):
     def observed(self) -> tuple[ArrayTree, NDArray[np.intp]]:
         """Return the data, and which device holds each example.
 
+        Copies that only fill up devices are left out. Data on an accelerator come as
+        they are there, in float32.
+
         Returns:
             Examples, device after device, a pytree of arrays [N, ...]; and the device
             of each, [N].
         """
         is_real = np.arange(self._largest_size) < self.sizes[:, None]
+        examples = jax.tree.map(lambda values: values[is_real], self.data)
         owners = np.repeat(np.arange(self.devices), self.sizes)
-        return jax.tree.map(lambda values: values[is_real], self.data), owners
+        return examples, owners
 
     def predictive(
         self,
@@ -701,8 +709,10 @@ class CustomPosterior(Shown, Posterior):
         """
         centre, std = self._initial(motion.init)
         mode, values = self.laplace
-        precision = np.resize(np.maximum(values, self.mu), self.dim)
-        mean_sq = np.full(self.dim, np.mean((mode - centre) ** 2))
+        curvatures = np.maximum(values, self.mu)
+        precision = np.resize(curvatures, self.dim)
+        distance_sq = np.mean((mode - centre) ** 2)
+        mean_sq = np.full(self.dim, distance_sq)
         return diagonal_response(precision, mean_sq, std**2, motion, burn_in)
 
     def quadratic(self, init: str = "prior") -> Quadratic:
@@ -722,12 +732,14 @@ class CustomPosterior(Shown, Posterior):
         """
         centre, std = self._initial(init)
         mode, values = self.laplace
-        float32_mode = jnp.asarray(mode, jnp.float32)
+        curvatures = np.maximum(values, self.mu)
+        precision = np.sort(np.resize(curvatures, self.dim))
+        gradients = self.gradients(jnp.asarray(mode, jnp.float32))
         return Quadratic(
-            precision=np.sort(np.resize(np.maximum(values, self.mu), self.dim)),
+            precision=precision,
             away=centre - mode,
             start=np.full(self.dim, std**2),
-            pull=np.asarray(self.gradients(float32_mode), dtype=float),
+            pull=np.asarray(gradients, dtype=float),
             mode=self.parameters(mode),
         )
 
