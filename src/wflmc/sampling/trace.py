@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from wflmc.planning import Plan
 from wflmc.posterior import CustomPosterior
 from wflmc.posterior.custom.model import (
-    INDEX,
+    EXAMPLE_INDEX,
     ModelFunction,
     ShapeTree,
     checked_arrays,
@@ -452,7 +452,7 @@ def _outcomes(samples: np.ndarray, request: ArvizOptions) -> Groups:
     if isinstance(posterior, Regression):
         observed = {"X": posterior.covariates, "y": examples}
     elif isinstance(examples, dict) and (sites := posterior.model.sites.observed):
-        number = examples.pop(INDEX)
+        number = examples.pop(EXAMPLE_INDEX)
         observed = examples | {name: values[number] for name, values in sites.items()}
         request = request._replace(outcome=request.outcome or [*sites])
     data = _named(observed, ("observation",), "y")

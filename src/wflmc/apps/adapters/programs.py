@@ -50,7 +50,7 @@ from wflmc.apps.adapters.numpyro_types import (
 )
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.geometry import GeometryError
-from wflmc.posterior.custom.model import INDEX, Sites
+from wflmc.posterior.custom.model import EXAMPLE_INDEX, Sites
 from wflmc.posterior.custom.precision import in_float64
 from wflmc.support.errors import Found, InputError, without_data
 from wflmc.support.trees import ArrayTree, NumericArray, Values
@@ -197,7 +197,7 @@ class _Program:
             path: np.moveaxis(np.asarray(leaves[path]), axis, 0)
             for path, axis in self.axes.items()
         }
-        return arrays | {INDEX: np.arange(self.count, dtype=np.int32)}
+        return arrays | {EXAMPLE_INDEX: np.arange(self.count, dtype=np.int32)}
 
     @property
     def other_arguments(self) -> dict[str, Leaf]:
@@ -228,13 +228,15 @@ class _Program:
     def placeholders(self, rows: int) -> dict[str, np.ndarray]:
         """Return examples of ones, [rows, ...] by path, with their numbers: all that the prior sees of examples."""
         examples = {
-            path: values for path, values in self.examples.items() if path != INDEX
+            path: values
+            for path, values in self.examples.items()
+            if path != EXAMPLE_INDEX
         }
         ones = {
             path: np.ones((rows, *values.shape[1:]), values.dtype)
             for path, values in examples.items()
         }
-        return ones | {INDEX: np.arange(rows, dtype=np.int32)}
+        return ones | {EXAMPLE_INDEX: np.arange(rows, dtype=np.int32)}
 
     @property
     def local(self) -> dict[str, int]:
@@ -346,7 +348,7 @@ class _Program:
             replaced: other arguments to put in place of the model's own, by path.
             arrays: `jax.numpy` or `numpy`, whose arrays the model is given.
         """
-        rows = examples[INDEX].shape[0]
+        rows = examples[EXAMPLE_INDEX].shape[0]
         replaced = replaced or {}
 
         def leaf(path: LeafPath, value: Leaf) -> Leaf:
@@ -430,16 +432,16 @@ class _Program:
         chosen: Chosen,
     ) -> Arrays:
         """Return `densities` on some examples, whose discrete sites all have the values `chosen`."""
-        cut = self.parameters_of(parameters, examples[INDEX])
+        cut = self.parameters_of(parameters, examples[EXAMPLE_INDEX])
         return self.densities(
             self.cut_to(examples),
             cut,
-            self.discrete_values(chosen, examples[INDEX].size),
+            self.discrete_values(chosen, examples[EXAMPLE_INDEX].size),
         )
 
     def log_likelihoods(self, parameters: Values, examples: Values) -> jax.Array:
         """Return log p(example|θ) of examples, [rows], summed over their discrete latent variables."""
-        rows = examples[INDEX].shape[0]
+        rows = examples[EXAMPLE_INDEX].shape[0]
 
         def conditional(chosen: Chosen) -> jax.Array:
             densities = self.of_examples(parameters, examples, chosen)
@@ -494,7 +496,7 @@ class _Program:
     def simulate(self, key: jax.Array, values: Values, example: Values) -> Arrays:
         """Draw the observed sites of one example by NumPyro's Predictive, given values by site."""
         latent = {name: jnp.asarray(values[name]) for name in self.start}
-        index = example[INDEX][None]
+        index = example[EXAMPLE_INDEX][None]
         latent |= {
             name: jnp.take(latent[name], index, axis)
             for name, axis in self.local.items()
@@ -584,10 +586,13 @@ def _check_paths(arguments: Mapping[str, object]) -> None:
     """Refuse arguments of which two have the same path, or one that of the numbers of examples."""
     paths = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(arguments)]
     ambiguous = sorted(
-        path for path in {*paths} if path == INDEX or paths.count(path) > 1
+        path for path in {*paths} if path == EXAMPLE_INDEX or paths.count(path) > 1
     )
     if ambiguous:
-        wanted = f"an argument with a name of its own, other than {INDEX}: keys with dots may spell another one's path"
+        wanted = (
+            f"an argument with a name of its own, other than {EXAMPLE_INDEX}: keys "
+            "with dots may spell another one's path"
+        )
         raise InputError(
             f"data[{ambiguous[0]}]", Found("has a name that is taken"), wanted
         )
@@ -858,14 +863,14 @@ def _site_sources(program: _Program, others: ArgumentLeaves) -> dict[str, _SiteS
         for group in (ARGUMENT, DECLARED)
     }
     examples = program.placeholders(program.count)
-    index = examples.pop(INDEX)
+    index = examples.pop(EXAMPLE_INDEX)
 
     def quantities(inputs: dict[str, Any]) -> dict[tuple[str, str], ArrayTree]:
         model = program.cut_to(
-            inputs[EXAMPLES] | {INDEX: inputs[INDEX]},
+            inputs[EXAMPLES] | {EXAMPLE_INDEX: inputs[EXAMPLE_INDEX]},
             inputs[ARGUMENT] | inputs[DECLARED],
         )
-        parameters = program.parameters_of(inputs[PARAMETERS], inputs[INDEX])
+        parameters = program.parameters_of(inputs[PARAMETERS], inputs[EXAMPLE_INDEX])
         chosen = program.discrete_values(inputs[CHOSEN], program.count)
         results: dict[tuple[str, str], ArrayTree] = {}
         for name, site in program.trace(model, parameters, chosen).items():
@@ -881,7 +886,7 @@ def _site_sources(program: _Program, others: ArgumentLeaves) -> dict[str, _SiteS
 
     inputs: dict[str, ArrayTree] = {
         EXAMPLES: examples,
-        INDEX: index,
+        EXAMPLE_INDEX: index,
         PARAMETERS: program.start,
         CHOSEN: program.first_values,
         **groups,

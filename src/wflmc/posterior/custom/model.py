@@ -47,7 +47,7 @@ ShapeTree: TypeAlias = (
     jax.ShapeDtypeStruct | Mapping[str, "ShapeTree"] | Sequence["ShapeTree"] | None
 )
 """A pytree of shapes and types in place of arrays."""
-INDEX = "_example"
+EXAMPLE_INDEX = "_example"
 """The name under which an example's data hold its number, where a model of another
 library asks for it."""
 WORKING_BYTES = 2**24
