@@ -21,7 +21,7 @@ BARE = """
 import sys
 for name in (
     "pydantic", "typer", "rich", "matplotlib", "plotly", "arviz", "xarray", "cvxpy",
-    "dp_accounting", "filelock",
+    "dp_accounting", "filelock", "jinja2",
 ):
     sys.modules[name] = None
 import importlib.util

@@ -15,14 +15,17 @@ class Page(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.values, self.drawings, self.text, self.attributes, self._into = (
-            {},
-            {},
-            "",
-            set(),
-            None,
-        )
+        self.values = {}
+        self.drawings = {}
+        self.attributes = set()
+        self._texts = []
+        self._into = None
         self.feed(page)
+
+    @property
+    def text(self):
+        """All text, with any white space as one blank, as a browser shows it."""
+        return " ".join("".join(self._texts).split())
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
@@ -35,7 +38,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if self._into is None:
-            self.text += data
+            self._texts.append(data)
         elif self._into:
             drawn = json.loads(data)
             self.drawings[self._into.removeprefix("figure-")] = (

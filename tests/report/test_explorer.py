@@ -13,7 +13,7 @@ import pytest
 
 import wflmc
 from wflmc.apps.report import explorer
-from wflmc.apps.report.blocks import plotly
+from wflmc.apps.report.templates import plotly_javascript
 from wflmc.dynamics import overdamped
 from wflmc.planning.bound import discretization_error
 from wflmc.planning.solvers.closed_form import REGIMES, regime
@@ -153,7 +153,9 @@ def light(page):
         path = page.with_name("light.html")
         text = explorer.explorer_page(constants)
         path.write_text(
-            text.replace(plotly(), "const Plotly = { newPlot() {}, react() {} };"),
+            text.replace(
+                plotly_javascript(), "const Plotly = { newPlot() {}, react() {} };"
+            ),
             encoding="utf-8",
         )
         return path

@@ -1,30 +1,29 @@
-"""The explorer: Theorem 1 in the page, with a slider for everything that an engineer can choose."""
+"""The explorer: Theorem 1 in a page, with a slider for each thing that can be chosen.
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+The page computes everything by its own JavaScript (`assets/explorer*.js`), which tests
+compare with `wflmc plan`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 
-from wflmc.apps.report.blocks import (
-    Html,
-    PageSection,
-    as_script,
-    asset,
-    join,
-    page,
-    plot,
-    text,
-    words,
-)
 from wflmc.apps.report.figure import LIMIT_LOOKS
+from wflmc.apps.report.plotly_figures import embed_drawing
+from wflmc.apps.report.templates import PageSection, read_asset, render, render_page
 from wflmc.planning.bound import BOUNDS
 from wflmc.privacy import ACCOUNTANTS
 from wflmc.privacy.promise import ADJACENCIES, UNITS
-from wflmc.runs.documents import PlanFile
-from wflmc.scenario import validate
+from wflmc.runs.documents import Constants, PlanFile
+from wflmc.scenario import Scenario, validate
 
-ROOM = 20
+SLIDER_MARGIN_STEPS = 20
 """Steps of a slider on both sides of where it starts."""
+PAPER_STEP_FACTOR = 0.4
+"""η (μ + L) of the paper's single-sample study."""
 SCRIPTS = (
     "explorer_privacy.js",
     "explorer_theorem.js",
@@ -32,179 +31,339 @@ SCRIPTS = (
     "explorer_pictures.js",
     "explorer.js",
 )
-WORDS = words("explorer.toml")
-
-
-class Control(NamedTuple):
-    """A number that can be typed, and chosen by a slider where it has a step.
-
-    The ends of a logarithmic slider are powers of ten, of the step size those of η L/2. Its step is 0.005 or more:
-    values are rounded to three digits, and every step has to move them.
-    """
-
-    label: str
-    least: float
-    most: float
-    low: float = 0.0
-    high: float = 0.0
-    step: float = 0.0
-    log: bool = False
-    whole: bool = False
-
+"""The scripts of the explorer, in the order in which they run."""
 
 Start = Mapping[str, float | str]
 """Numbers and choices that the explorer starts at, by the names of its controls."""
-CONTROLS = {key: Control(**fields) for key, fields in WORDS["controls"].items()}
-CHOICES: dict[str, Iterable[str]] = {
-    "accountant": ACCOUNTANTS,
-    "bound": BOUNDS,
-    "unit": UNITS,
+PAPER_START: Start = {
+    "dim": 5,
+    "devices": 30,
+    "rounds": 51,
+    "snr_db": 20.0,
+    "power": 1e-4,
+    "noise_power": 1.0,
+    "epsilon": 8.0,
+    "delta": 0.01,
+    "clip": 30.0,
+    "example_clip": 9.0,
+    "unit": "device",
+    "adjacency": "replace",
+    "accountant": "exact",
+    "bound": "corrected",
+    "map_axis": "epsilon",
 }
-CHOICES |= {"adjacency": ADJACENCIES, "map_axis": WORDS["names"]["map_axis"]}
+"""Where the explorer starts, beside μ, L, the initial W2² and the step size: as in the
+paper's single-sample study."""
+
+
+@dataclass(frozen=True)
+class Slider:
+    """The scale of a slider.
+
+    The ends of a logarithmic slider are powers of ten; of the step size, those of
+    η L/2. Its step is 0.005 or more: values are rounded to three digits, and every step
+    has to move them.
+    """
+
+    low: float
+    high: float
+    step: float
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Control:
+    """A number that can be typed, and chosen by a slider where it has one."""
+
+    label: str
+    smallest: float
+    """The smallest value that can be typed."""
+    largest: float
+    slider: Slider | None = None
+    is_integer: bool = False
+
+
+CONTROLS = {
+    "snr_db": Control("SNR, P/(m N0)", -300, 300, Slider(-20, 60, 0.1)),
+    "epsilon": Control("privacy level ε", 1e-6, 1e6, Slider(-3, 3, 0.01, log=True)),
+    "delta": Control(
+        "privacy slack δ", 1e-300, 0.999, Slider(-12, -0.3, 0.005, log=True)
+    ),
+    "step_size": Control(
+        "step size η", 1e-50, 1e50, Slider(-4, -0.005, 0.005, log=True)
+    ),
+    "devices": Control("devices K", 1, 10_000, Slider(1, 300, 1), is_integer=True),
+    "rounds": Control("rounds S", 1, 10_000, Slider(1, 1000, 1), is_integer=True),
+    "clip": Control(
+        "clip ℓ of a device's gradient", 1e-6, 1e6, Slider(-1, 3, 0.01, log=True)
+    ),
+    "example_clip": Control("clip c of an example's gradient", 1e-6, 1e6),
+    "mu": Control("strong convexity μ", 1e-12, 1e12),
+    "L": Control("smoothness L", 1e-12, 1e12),
+    "dim": Control("parameters m", 1, 1_000, is_integer=True),
+    "initial_w2_sq": Control("W2² from start to posterior", 1e-12, 1e12),
+    "power": Control("channel power |h|²", 1e-30, 1e30),
+    "noise_power": Control("noise power N0", 1e-30, 1e30),
+}
+"""The numbers of the explorer by the names that its scripts and addresses use."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A list to choose from."""
+
+    label: str
+    options: Mapping[str, str]
+    """From the value to what the page calls it."""
+
+
+def _same_names(values: Sequence[str]) -> dict[str, str]:
+    """Return options that are called by their values."""
+    return {value: value for value in values}
+
+
+CHOICES = {
+    "accountant": Choice("accountant", _same_names(list(ACCOUNTANTS))),
+    "bound": Choice("bound", _same_names(BOUNDS)),
+    "unit": Choice("what is hidden", {unit: f"a {unit}" for unit in UNITS}),
+    "adjacency": Choice("its neighbours (adjacency)", _same_names(ADJACENCIES)),
+    "map_axis": Choice(
+        "map over SNR and",
+        {"epsilon": "ε", "delta": "δ", "step_size": "η", "rounds": "S", "clip": "ℓ"},
+    ),
+}
+"""The choices of the explorer, by the names that its scripts use."""
+CAPTIONS = {
+    "map": "Which limit binds where. A click moves the point.",
+    "plan": "The gain of each round, and its privacy loss.",
+    "bound": (
+        "The bound on W2² to the posterior, its parts, and the posterior’s own "
+        "variance (m/μ at most)."
+    ),
+}
+"""Captions of the explorer's figures, by the names that its scripts use."""
+
+
+@dataclass(frozen=True)
+class SliderScale:
+    """A slider as it stands on a page, with ends that hold where it starts."""
+
+    low: str
+    high: str
+    step: str
+    kind: str
+    """log or linear."""
+
+
+@dataclass(frozen=True)
+class NumberField:
+    """A control as it stands on a page; its limits are for the script to check."""
+
+    key: str
+    label: str
+    smallest: str
+    largest: str
+    step: str
+    value: str
+    slider: SliderScale | None
 
 
 def paper_study() -> Start:
-    """Return the paper's single-sample study on synthetic data, figure 3a at 20 dB."""
+    """Return the paper's single-sample study on synthetic data, figure 3a at 20 dB.
+
+    μ, L and the initial W2² are those of the linear regression on 30 devices that the
+    paper's data are drawn by; the step size is 0.4/(μ + L).
+
+    Returns:
+        The numbers and choices that an explorer starts at without a plan.
+    """
     import jax
 
     from wflmc.posterior import gaussian_regression
 
     posterior = gaussian_regression(jax.random.key(0), devices=30)
-    mu, L, start = posterior.mu, posterior.L, posterior.initial_w2_sq("prior")
+    mu = posterior.mu
+    L = posterior.L
     return {
-        **WORDS["start"],
+        **PAPER_START,
         "mu": mu,
         "L": L,
-        "initial_w2_sq": start,
-        "step_size": 0.4 / (mu + L),
+        "initial_w2_sq": posterior.initial_w2_sq("prior"),
+        "step_size": PAPER_STEP_FACTOR / (mu + L),
     }
 
 
 def constants_of(document: PlanFile | Mapping[str, object]) -> Start:
-    """Return the point of a plan, from its JSON; of unlike devices the one that limits the others.
+    """Return the point of a plan, for an explorer to start at.
 
-    What Theorem 1 does not know starts at what comes nearest: a fading channel at a static one of its mean power,
-    several kept samples at one kept after as many rounds, no promise at the paper's, kinetic steps at 0.4/(μ+L).
+    What Theorem 1 does not cover starts at what comes nearest: a fading channel at a
+    static one of its mean power, several kept samples at one kept after as many rounds,
+    no promise at the paper's, kinetic steps at 0.4/(μ + L). Of devices that are unlike,
+    the one counts that limits the others. Values beyond the limits of a control are
+    moved to them.
+
+    Args:
+        document: plan.json, read or as plain data.
+
+    Returns:
+        The numbers and choices, by the names of the controls.
     """
     plan = PlanFile.model_validate(document)
-    scenario, c = validate(plan.scenario), plan.constants
-    link, privacy = scenario.link, scenario.privacy
-    values: dict[str, float] = {
-        name: getattr(c, name)
-        for name in ("mu", "L", "dim", "devices", "rounds", "step_size")
+    scenario = validate(plan.scenario)
+    numbers = _plan_numbers(plan.constants, scenario)
+    numbers |= _limiting_numbers(scenario)
+    privacy = scenario.privacy
+    return {
+        **PAPER_START,
+        **{key: _within_limits(key, value) for key, value in numbers.items()},
+        "unit": privacy.unit,
+        "adjacency": privacy.adjacency,
+        "accountant": privacy.accountant,
+        "bound": scenario.policy.bound,
     }
-    values["initial_w2_sq"] = c.initial_w2_sq or c.dim
+
+
+def _plan_numbers(constants: Constants, scenario: Scenario) -> dict[str, float]:
+    """Return the constants of a plan that are controls."""
+    step_size = constants.step_size
     if scenario.sampler.dynamics == "kinetic":
-        values["step_size"] = 0.4 / (c.mu + c.L)
-    limits = {name: getattr(link, name) for name in ("snr_db", "power", "noise_power")}
-    limits |= {
-        name: getattr(privacy, name)
-        for name in ("epsilon", "delta", "clip", "example_clip")
+        step_size = PAPER_STEP_FACTOR / (constants.mu + constants.L)
+    return {
+        "mu": constants.mu,
+        "L": constants.L,
+        "dim": constants.dim,
+        "devices": constants.devices,
+        "rounds": constants.rounds,
+        "step_size": step_size,
+        "initial_w2_sq": constants.initial_w2_sq or constants.dim,
     }
-    # Of unlike devices the ones that limit the others: the weakest, the strictest, the largest gradients.
-    values |= {
-        n: float(np.max(v) if "clip" in n else np.min(v))
-        for n, v in limits.items()
-        if v is not None
+
+
+def _limiting_numbers(scenario: Scenario) -> dict[str, float]:
+    """Return the weakest link, the strictest promise and the largest gradients."""
+    link = scenario.link
+    privacy = scenario.privacy
+    smallest = {
+        "snr_db": link.snr_db,
+        "power": link.power,
+        "noise_power": link.noise_power,
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
     }
-    values = {
-        name: min(max(v, CONTROLS[name].least), CONTROLS[name].most)
-        for name, v in values.items()
+    largest = {"clip": privacy.clip, "example_clip": privacy.example_clip}
+    numbers = {
+        key: float(np.min(values))
+        for key, values in smallest.items()
+        if values is not None
     }
-    chosen = {
-        name: getattr(privacy, name) for name in ("unit", "adjacency", "accountant")
-    }
-    return {**WORDS["start"], **values, **chosen, "bound": scenario.policy.bound}
+    for key, values in largest.items():
+        if values is not None:
+            numbers[key] = float(np.max(values))
+    return numbers
+
+
+def _within_limits(key: str, value: float) -> float:
+    """Return a number, or the limit of its control that it lies beyond."""
+    control = CONTROLS[key]
+    return min(max(value, control.smallest), control.largest)
 
 
 def section(constants: Start) -> PageSection:
-    """Return controls, figures and results; `scripts` bring them to life."""
-    controls = {
-        key: _control(key, control, constants) for key, control in CONTROLS.items()
-    }
-    choices = {key: _choice(key, names) for key, names in CHOICES.items()}
-    typed = [
-        key
-        for key, control in CONTROLS.items()
-        if not control.step and key != "example_clip"
-    ]
-    content = text(
-        asset("explorer.html"),
-        sliders=join(
-            controls[key] for key, control in CONTROLS.items() if control.step
-        ),
-        choices=join(
-            [
-                *(choices[key] for key in choices if key != "map_axis"),
-                controls["example_clip"],
-            ]
-        ),
-        constants=join(controls[key] for key in typed),
-        glossary=Html(asset("explorer_glossary.html")),
-        map_axis=choices["map_axis"],
-        **{
-            name: plot(f"explorer-{name}", [], {}, caption)
-            for name, caption in WORDS["captions"].items()
-        },
+    """Render controls, figures and results; `scripts` bring them to life.
+
+    Args:
+        constants: the numbers and choices that it starts at, as `constants_of` or
+            `paper_study` return them. Sliders are as wide as these need.
+
+    Returns:
+        The section, with its own style sheet.
+    """
+    fields = {key: _number_field(key, constants) for key in CONTROLS}
+    figures = {}
+    for name, caption in CAPTIONS.items():
+        figures[name] = embed_drawing(f"explorer-{name}", [], {}, caption=caption)
+    style = read_asset("explorer.css")
+    html = render(
+        "explorer.html", style=style, fields=fields, choices=CHOICES, figures=figures
     )
-    return PageSection(
-        "explorer", "Explore", f"<style>{asset('explorer.css')}</style>{content}"
-    )
+    return PageSection("explorer", "Explore", html)
 
 
-def scripts(constants: Start) -> list[str]:
-    """Return what the page computes and draws by itself, started at these constants."""
-    colors = {name: color for name, (color, _) in LIMIT_LOOKS.items()}
-    given = f"const START = {as_script(constants)}, COLORS = {as_script(colors)};"
-    return [
-        '(() => {\n"use strict";\n' + "\n".join([given, *map(asset, SCRIPTS)]) + "})();"
-    ]
+def scripts(constants: Start) -> list[Markup]:
+    """Return what the page computes and draws by itself.
+
+    Args:
+        constants: the numbers and choices that it starts at, as those of `section`.
+
+    Returns:
+        One script, which defines nothing outside of itself but `window.wflmc`.
+    """
+    script = render(
+        "explorer.js",
+        start=dict(constants),
+        colors={name: look.color for name, look in LIMIT_LOOKS.items()},
+        sources=[read_asset(name) for name in SCRIPTS],
+    )
+    return [script]
 
 
 def explorer_page(constants: Start) -> str:
-    """Return the explorer alone, as a whole file."""
-    lead = "Theorem 1: one kept sample over a static channel, power optimised. All is computed here, without a network."
-    return page("Which limit binds?", lead, [section(constants)], scripts(constants))
+    """Render the explorer alone, as a whole file.
 
+    Args:
+        constants: the numbers and choices that it starts at, as `constants_of` or
+            `paper_study` return them.
 
-def _control(key: str, control: Control, constants: Start) -> Html:
-    """Return a number with its slider, or alone; its limits are for the script, which says them in words."""
-    parts = {
-        **control._asdict(),
-        "key": key,
-        "value": repr(constants[key]),
-        "step": "1" if control.whole else "any",
-    }
-    parts |= {"least": f"{control.least:g}", "most": f"{control.most:g}"}
-    if not control.step:
-        return text(asset("explorer_number.html"), **parts)
-    start = float(constants[key])
-    if key == "step_size":
-        start = start * float(constants["L"]) / 2
-    here = round((np.log10(start) if control.log else start) / control.step)
-    # Wide enough to hold the start, with room beside it; steps of 2/L and more are of no use.
-    low, high = (
-        min(control.low, (here - ROOM) * control.step),
-        max(control.high, (here + ROOM) * control.step),
+    Returns:
+        One HTML file that computes everything by itself, without a network.
+    """
+    lead = (
+        "Theorem 1: one kept sample over a static channel, power optimised. All is "
+        "computed here, without a network."
     )
-    parts |= {
-        "low": f"{low:g}",
-        "high": f"{min(high, 0) if key == 'step_size' else high:g}",
-    }
-    parts |= {"slide": f"{control.step:g}", "scale": "log" if control.log else "linear"}
-    note = Html(asset("explorer_devices.html")) if key == "devices" else ""
-    return text(asset("explorer_slider.html"), **parts, note=note)
+    sections = [section(constants)]
+    return render_page("Which limit binds?", lead, sections, scripts(constants))
 
 
-def _choice(key: str, names: Iterable[str]) -> Html:
-    options = ((name, WORDS["names"].get(key, {}).get(name, name)) for name in names)
-    items = (
-        text('<option value="{name}">{words}</option>', name=name, words=words)
-        for name, words in options
-    )
-    return text(
-        asset("explorer_choice.html"),
+def _number_field(key: str, constants: Start) -> NumberField:
+    """Return a control as it stands on a page."""
+    control = CONTROLS[key]
+    scale = None
+    if control.slider is not None:
+        start = float(constants[key])
+        if key == "step_size":
+            start = start * float(constants["L"]) / 2
+        scale = _slider_scale(control.slider, start, below_one=key == "step_size")
+    return NumberField(
         key=key,
-        label=WORDS["labels"][key],
-        options=join(items),
+        label=control.label,
+        smallest=f"{control.smallest:g}",
+        largest=f"{control.largest:g}",
+        step="1" if control.is_integer else "any",
+        value=repr(constants[key]),
+        slider=scale,
+    )
+
+
+def _slider_scale(slider: Slider, start: float, *, below_one: bool) -> SliderScale:
+    """Return a slider that is wide enough for its start, with steps beside it.
+
+    Args:
+        slider: the usual scale.
+        start: the value that it starts at, in the slider's unit.
+        below_one: whether values of one and more are of no use: steps of 2/L are not.
+    """
+    position = math.log10(start) if slider.log else start
+    step_index = round(position / slider.step)
+    first_index = step_index - SLIDER_MARGIN_STEPS
+    last_index = step_index + SLIDER_MARGIN_STEPS
+    low = min(slider.low, first_index * slider.step)
+    high = max(slider.high, last_index * slider.step)
+    if below_one:
+        high = min(high, 0)
+    return SliderScale(
+        low=f"{low:g}",
+        high=f"{high:g}",
+        step=f"{slider.step:g}",
+        kind="log" if slider.log else "linear",
     )

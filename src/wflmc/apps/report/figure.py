@@ -1,38 +1,75 @@
-"""A figure as a value: panels of lines, bands, bars and text, for Matplotlib (pictures) and Plotly (pages) to draw."""
+"""A figure as a value: panels of lines, bands and bars.
+
+Matplotlib draws it into a picture, Plotly on a page.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 INK = "#1a1a1a"
-# Okabe & Ito's palette, which colour-blind people can tell apart; markers and dashes carry the same information.
+"""The colour of lines that belong to no curve in particular."""
+# Okabe & Ito's palette, which colour-blind people can tell apart; markers and dashes
+# carry the same information.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 BLUE, RED, GREEN, PURPLE, ORANGE, SKY, YELLOW = COLORS
-Dash = str | tuple[float, tuple[float, ...]]
-"""-, --, -. or :, or an offset and lengths, as Matplotlib takes them."""
-LOOKS: list[tuple[str, str, Dash]] = [
-    (RED, "o", "-"),
-    (BLUE, "s", "--"),
-    (GREEN, "^", "-."),
-    (PURPLE, "D", ":"),
-    ("#000000", "x", (0, (5, 1))),
-    (ORANGE, "v", (0, (3, 1, 1, 1))),
-    (SKY, "P", (0, (4, 1, 1, 1))),
-    ("#7f6000", "*", (0, (2, 1))),
-]
-"""Colour, marker and dashes of the curves of a panel, in their order."""
-LIMIT_LOOKS = {
-    "lmc-limited": (YELLOW, ""),
-    "power-limited": (SKY, "//"),
-    "dp-limited": (ORANGE, "\\\\"),
-    "policy-limited": (PURPLE, ".."),
-}
-"""Colour and hatching of the limit that a round sits at."""
+Dash = Literal["-", "--", "-.", ":", ""] | tuple[float, tuple[float, ...]]
+"""The name of a dash, or an offset and lengths, as Matplotlib takes them; empty: no
+line."""
 Values = Sequence[float | str | None] | np.ndarray
 """Numbers or names along an axis; None leaves a gap."""
+ERROR_BAR_FACTOR = 2
+"""Standard errors that an error bar reaches to each side."""
+MAX_ERROR_BELOW = 0.7
+"""The part of y that an error bar covers below y at most: a logarithmic scale can show
+what is left."""
+
+
+class CurveLook(NamedTuple):
+    """How a curve is told from the others of its panel."""
+
+    color: str
+    marker: str
+    """By Matplotlib's letter."""
+    dash: Dash
+
+
+class LimitLook(NamedTuple):
+    """How the limit that a round sits at is shown."""
+
+    color: str
+    hatch: str
+    """In Matplotlib's notation; empty: none."""
+
+
+CURVE_LOOKS = (
+    CurveLook(RED, "o", "-"),
+    CurveLook(BLUE, "s", "--"),
+    CurveLook(GREEN, "^", "-."),
+    CurveLook(PURPLE, "D", ":"),
+    CurveLook("#000000", "x", (0, (5, 1))),
+    CurveLook(ORANGE, "v", (0, (3, 1, 1, 1))),
+    CurveLook(SKY, "P", (0, (4, 1, 1, 1))),
+    CurveLook("#7f6000", "*", (0, (2, 1))),
+)
+"""The looks of the curves of a panel, in their order."""
+LIMIT_LOOKS = {
+    "lmc-limited": LimitLook(YELLOW, ""),
+    "power-limited": LimitLook(SKY, "//"),
+    "dp-limited": LimitLook(ORANGE, "\\\\"),
+    "policy-limited": LimitLook(PURPLE, ".."),
+}
+"""The look of every limit, by its name in a plan."""
+
+
+class ErrorReach(NamedTuple):
+    """How far the error bars of a curve reach from y, both positive."""
+
+    below: NDArray[np.float64]
+    above: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +88,21 @@ class Line:
     step: bool = False
     """Whether a value holds for the whole round around its x."""
     error: Values | None = None
-    """Standard errors: two of them are drawn on both sides."""
+    """Standard errors of y; None where y is exact."""
 
     @property
-    def reach(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How far errors reach down and up; down to 0.3 of y at most, which a logarithmic scale can show."""
-        y, two = (
-            np.array(self.y, dtype=float),
-            2 * np.nan_to_num(np.array(self.error, dtype=float)),
-        )
-        return np.where(y > 0, np.minimum(two, 0.7 * y), two), two
+    def reach(self) -> ErrorReach:
+        """Compute how far error bars reach: two standard errors to both sides.
+
+        Below a positive y a bar covers 70 % of y at most, so that a logarithmic scale
+        can show its end. A missing standard error counts as zero. It must not be asked
+        of a curve whose `error` is None.
+        """
+        y = np.array(self.y, dtype=float)
+        errors = np.nan_to_num(np.array(self.error, dtype=float))
+        above = ERROR_BAR_FACTOR * errors
+        below = np.where(y > 0, np.minimum(above, MAX_ERROR_BELOW * y), above)
+        return ErrorReach(below, above)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +116,9 @@ class Band:
     color: str
     opacity: float = 0.4
     step: bool = False
+    """Whether values hold for the whole round around their x."""
     hatch: str = ""
+    """In Matplotlib's notation; empty: none. Pages leave it out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +130,9 @@ class Bars:
     name: str
     color: str = BLUE
     width: float = 0.8
+    """In units of x; names are one apart."""
     hover: Sequence[str] | None = None
-    """What a page says of each."""
+    """What a page shows of each bar under the pointer."""
 
 
 Item = Line | Band | Bars
@@ -108,12 +153,19 @@ class Axis(NamedTuple):
 NO_LABEL = Axis()
 
 
+class Note(NamedTuple):
+    """Words at a point of a panel."""
+
+    x: float
+    y: float
+    text: str
+
+
 class Shade(NamedTuple):
     """A background for ranges of x."""
 
     name: str
-    color: str
-    hatch: str
+    look: LimitLook
     ranges: Sequence[tuple[float, float]]
 
 
@@ -128,12 +180,15 @@ class Panel:
     """Names the panel on a page."""
     height: float = 1.0
     """Relative to other panels."""
-    notes: Sequence[tuple[float, float, str]] = ()
-    """Words at a point x, y."""
+    notes: Sequence[Note] = ()
 
     @property
     def needs_legend(self) -> bool:
-        """Whether the title does not say already what the panel shows."""
+        """Whether the title leaves open what the panel shows.
+
+        A panel with a title and a single curve needs no legend: the title is the name
+        of the curve.
+        """
         return not self.title or len(self.items) > 1
 
 
@@ -148,6 +203,7 @@ class Figure:
     """Below the figure on a page."""
     stacked: bool = False
     same_y: bool = False
+    """Whether panels that stand side by side share the scale of y."""
     shared_legend: bool = False
     """Whether all panels have the same curves."""
     width: float = 6.4

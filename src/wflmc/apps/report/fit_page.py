@@ -1,181 +1,161 @@
-"""The page of a fit: how good its predictions are, for whom, and what each part of ε has bought."""
+"""The page of a fit: how good its predictions are, for whom, and what ε has bought.
 
-from collections.abc import Mapping
+The templates `fit_*.html` have its sentences.
+"""
 
-from wflmc.apps.report.blocks import (
-    Html,
-    PageSection,
-    boxes,
-    fold,
-    join,
-    page,
-    paragraph,
-    table,
-    text,
-    words,
-)
+from typing import NamedTuple
+
+from markupsafe import Markup
+
 from wflmc.apps.report.figure import BLUE, Axis, Bars, Figure, Line, Panel
 from wflmc.apps.report.plotly_figures import draw
 from wflmc.apps.report.run_figures import reliability_figure
+from wflmc.apps.report.templates import PageSection, render, render_page
 from wflmc.runs.documents import FitFile
 
-WORDS = words("fit_words.toml")
-WORSE_THAN_FLOOR = 0.02
-"""Calibration error above its floor from which on probabilities are not to be taken at their word."""
+TOLERATED_ECE_EXCESS = 0.02
+"""Calibration error above its floor from which on probabilities are not calibrated."""
+MIN_EPSILON_LEFT = 1e-6
+"""What is left of ε below this is rounding."""
+PARTS_OF_EPSILON = {
+    "scaling": (
+        "where the values of each column lie, so that no column drowns the others"
+    ),
+    "earlier fits": "what the ledger held before this fit",
+    "class counts": (
+        "how frequent each class is, so that settings suit a rare one and the chain "
+        "begins at these odds"
+    ),
+    "whitening": (
+        "which features go together, so that the chain moves at one pace in all "
+        "directions"
+    ),
+    "tuning": "choosing among candidate settings by their scores on the data",
+    "sampling": "the draws that predictions are averaged over",
+    "noise scale": (
+        "the spread of targets about their mean, which makes intervals as wide as they "
+        "must be"
+    ),
+}
+"""What a part of ε buys, by its name in fit.json."""
+CLASS_SCORES = {
+    "nll": "−log p(label)",
+    "accuracy": "accuracy",
+    "ece": "calibration error",
+}
+"""Scores of a classifier on a stand-in, by their key in fit.json."""
+NUMBER_SCORES = {"relative_mse": "squared error over variance"}
+"""Scores of a regression on a stand-in, by their key in fit.json."""
+
+
+class CandidateRow(NamedTuple):
+    """Settings, or a change, with the scores that they reach on a stand-in."""
+
+    name: str
+    scores: list[float]
 
 
 def render_fit(fit: FitFile, name: str) -> str:
-    """Return the page of a fit; `name` is that of its folder."""
-    what = (
-        f"{len(fit.classes)} classes of {fit.target}"
-        if fit.classes
-        else f"the number {fit.target}"
+    """Render the page of a private model of a table.
+
+    It shows scores on held-out rows, what each part of ε has bought, and what more data
+    or a weaker promise would be worth. It is for the owner of the data.
+
+    Args:
+        fit: the content of fit.json.
+        name: of its folder, or of the estimator.
+
+    Returns:
+        One HTML file. Without held-out rows it says that the quality of predictions is
+        not known.
+    """
+    target = f"the number {fit.target}"
+    if fit.classes:
+        target = f"{len(fit.classes)} classes of {fit.target}"
+    lead = (
+        f"A private model of {target}, from {fit.rows:,} rows of {fit.devices:,} "
+        f"devices with {fit.features} features. This page is for the owner of the "
+        "data: scores look at rows that epsilon does not hide."
     )
-    lead = f"A private model of {what}, from {fit.rows:,} rows of {fit.devices:,} devices with {fit.features} features."
-    lead += " This page is for the owner of the data: scores look at rows that epsilon does not hide."
-    sections = [
-        PageSection("answer", "How good is it?", join([_boxes(fit), _verdict(fit)])),
-        *(
-            [PageSection("scores", "Held-out rows", _pictures(fit))]
-            if fit.test_rows
-            else []
-        ),
-        PageSection("privacy", "What ε bought", _privacy(fit)),
-        PageSection(
-            "settings", "Settings, and what more would be worth", _settings(fit)
-        ),
-    ]
-    return page(f"Fit {name}", lead, sections)
+    sections = [PageSection("answer", "How good is it?", _answer(fit))]
+    if fit.test_rows:
+        sections.append(PageSection("scores", "Held-out rows", _held_out_rows(fit)))
+    privacy = PageSection("privacy", "What ε bought", _privacy(fit))
+    settings_title = "Settings, and what more would be worth"
+    settings = PageSection("settings", settings_title, _settings(fit))
+    return render_page(f"Fit {name}", lead, [*sections, privacy, settings])
 
 
-def _boxes(fit: FitFile) -> Html:
-    """Return the numbers at the top."""
-    scores = ("accuracy", "ece", "nll") if fit.accuracy is not None else ()
-    errors = ("rmse", "r2", "coverage_90") if fit.rmse is not None else ()
-    return boxes(
-        [WORDS["boxes"][name] for name in (*scores, *errors, "epsilon_spent")], fit=fit
-    )
+def _answer(fit: FitFile) -> Markup:
+    """Render the main numbers, and whether predictions can be relied on."""
+    is_calibrated = None
+    if fit.ece is not None and fit.ece_floor is not None:
+        is_calibrated = fit.ece <= fit.ece_floor + TOLERATED_ECE_EXCESS
+    return render("fit_answer.html", fit=fit, is_calibrated=is_calibrated)
 
 
-def _verdict(fit: FitFile) -> Html:
-    """Say in words whether probabilities or intervals can be relied on."""
-    if fit.ece is not None:
-        return join([_calibration_verdict(fit), _classes(fit)])
-    if fit.coverage_90 is not None:
-        return paragraph(
-            "Of intervals made for 90 %, {x:percent} hold the target.",
-            x=fit.coverage_90,
-        )
-    return paragraph(
-        "No rows were held out: nothing is known of the quality of predictions."
-    )
-
-
-def _calibration_verdict(fit: FitFile) -> Html:
-    """Say whether probabilities can be taken at their word: all together, and those of every class."""
-    overall = "the calibration error is {fit.ece:2}, its floor {fit.ece_floor:2}"
-    if fit.ece is None or fit.ece_floor is None:
-        return Html("")
-    if fit.ece > fit.ece_floor + WORSE_THAN_FLOOR:
-        return paragraph(f"Probabilities are not calibrated: {overall}.", fit=fit)
-    if fit.biased_classes:
-        labels = ", ".join(str(scores.label) for scores in fit.biased_classes)
-        verdict = (
-            "Probabilities of {labels} cannot be taken at their word: their mean is "
-            "too far from the share of rows "
-        )
-        return paragraph(
-            verdict + f"with that label. Over all classes, {overall}.",
-            labels=labels,
-            fit=fit,
-        )
-    shares = "the mean probability of every class is near its share of the rows"
-    return paragraph(
-        f"Probabilities can be taken at their word: {overall}, and {shares}.", fit=fit
-    )
-
-
-def _classes(fit: FitFile) -> Html:
-    """Return the table of what was predicted and observed of every class."""
-    rows = [
-        [
-            str(scores.label),
-            text("{x:percent}", x=scores.share),
-            text("{x:percent}", x=scores.predicted_share),
-            text("{x:2}", x=scores.ece),
-            text("{x:2}", x=scores.ece_floor),
-        ]
-        for scores in fit.by_class
-    ]
-    return table(
-        rows,
-        [
-            "class",
-            "share of rows",
-            "mean probability",
-            "calibration error",
-            "its floor",
-        ],
-    )
-
-
-def _pictures(fit: FitFile) -> Html:
-    parts: list[Html] = []
+def _held_out_rows(fit: FitFile) -> Markup:
+    """Render reliability and the scores of every device."""
+    figures = []
     if fit.reliability is not None:
-        parts.append(draw("reliability", reliability_figure(fit.reliability)))
+        figures.append(draw("reliability", reliability_figure(fit.reliability)))
     score = "accuracy" if fit.classes else "rmse"
-    names = [str(row["device"]) for row in fit.by_device]
-    bars = Bars(names, [row[score] for row in fit.by_device], score, BLUE)
-    line = Line(
-        names, [getattr(fit, score)] * len(names), "all held-out rows", dash="--"
+    figures.append(draw("devices", _devices_figure(fit, score)))
+    return render(
+        "fit_scores.html", figures=figures, score=score, devices=fit.by_device
     )
-    caption = f"The {score} on the held-out rows of every device, those with most rows first. Few rows make it noisy."
-    across = Axis("device", kind="category")
-    parts.append(
-        draw(
-            "devices",
-            Figure(
-                [Panel([bars, line], Axis(score, zero=True))], across, caption=caption
-            ),
-        )
+
+
+def _devices_figure(fit: FitFile, score: str) -> Figure:
+    """Return a score of every device beside that of all rows."""
+    names = [str(device["device"]) for device in fit.by_device]
+    values = [device[score] for device in fit.by_device]
+    overall = [getattr(fit, score)] * len(names)
+    bars = Bars(names, values, score, BLUE)
+    line = Line(names, overall, "all held-out rows", dash="--")
+    caption = (
+        f"The {score} on the held-out rows of every device, those with most rows "
+        "first. Few rows make it noisy."
     )
-    rows = [
-        [str(row["device"]), str(row["rows"]), text("{x:3}", x=row[score])]
-        for row in fit.by_device
-    ]
-    return join([*parts, fold("All devices", table(rows, ["device", "rows", score]))])
+    panel = Panel([bars, line], Axis(score, zero=True))
+    return Figure([panel], Axis("device", kind="category"), caption=caption)
 
 
-def _privacy(fit: FitFile) -> Html:
-    rows = [
-        [part, text("{x:3}", x=value), WORDS["parts"].get(part, "")]
-        for part, value in fit.epsilon_by_part.items()
-    ]
-    left = f"{fit.privacy.left:.2g}" if fit.privacy.left > 1e-6 else "Nothing"
-    hides = paragraph(WORDS["hides"], **{**fit.privacy.model_dump(), "left": left})
-    uncovered = [[item.name, item.text] for item in fit.not_covered]
-    bought = table(rows, ["part", "ε", "what it bought"])
-    return join([bought, hides, paragraph("What ε does not cover:"), table(uncovered)])
+def _privacy(fit: FitFile) -> Markup:
+    """Render what each part of ε has bought, and what ε does not cover."""
+    left = fit.privacy.left
+    return render(
+        "fit_privacy.html",
+        fit=fit,
+        meanings=PARTS_OF_EPSILON,
+        epsilon_left=f"{left:.2g}" if left > MIN_EPSILON_LEFT else "Nothing",
+    )
 
 
-def _shown(value: float | bool, digits: int) -> str:
-    return ("no", "yes")[value] if isinstance(value, bool) else f"{value:.{digits}g}"
+def _settings(fit: FitFile) -> Markup:
+    """Render the settings, the best candidates, and what more would be worth."""
+    score_names = CLASS_SCORES if fit.classes else NUMBER_SCORES
+    settings = {name: _setting_text(value, 4) for name, value in fit.settings.items()}
+    candidates = []
+    for candidate in fit.candidates:
+        values = [f"{key} {_setting_text(candidate[key], 3)}" for key in fit.settings]
+        scores = [candidate[score] for score in score_names]
+        candidates.append(CandidateRow(", ".join(values), scores))
+    changes = []
+    for name, worth in fit.worth.items():
+        scores = [worth[score] for score in score_names]
+        changes.append(CandidateRow(name, scores))
+    return render(
+        "fit_settings.html",
+        settings=settings,
+        score_names=list(score_names.values()),
+        candidates=candidates,
+        changes=changes,
+    )
 
 
-def _settings(fit: FitFile) -> Html:
-    scores = ["nll", "accuracy", "ece"] if fit.classes else ["relative_mse"]
-
-    def row(name: object, scores_by_name: Mapping[str, float]) -> list[object]:
-        return [name, *(text("{x:3}", x=scores_by_name[score]) for score in scores)]
-
-    classes = ["−log p(label)", "accuracy", "calibration error"]
-    head = ["", *(classes if fit.classes else ["squared error over variance"])]
-    chosen = [[name, _shown(value, 4)] for name, value in fit.settings.items()]
-    tried = [
-        row(", ".join(f"{key} {_shown(one[key], 3)}" for key in fit.settings), one)
-        for one in fit.candidates
-    ]
-    more = table([row(name, one) for name, one in fit.worth.items()], head)
-    best = [fold("The best candidates", table(tried, head))] if tried else []
-    worth = paragraph("What more of something would reach on a stand-in:")
-    return join([paragraph(WORDS["stand_in"]), table(chosen), *best, worth, more])
+def _setting_text(value: float | bool, digits: int) -> str:
+    """Return a setting for readers: yes, no, or a rounded number."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.{digits}g}"

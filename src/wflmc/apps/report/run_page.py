@@ -1,468 +1,409 @@
-"""The page of a run: the answer first, then the scenario, the plan, the chains, the posterior, scores and privacy."""
+"""The page of a run.
 
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
+It gives the answer first, then the scenario, the plan, the chains, the posterior,
+scores and privacy. The templates `run_*.html` have its sentences and decide which of
+them are shown.
+"""
+
+import math
 from pathlib import Path, PurePath
-from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from wflmc.apps.diagnosis.advice import read_advice
 from wflmc.apps.diagnosis.values import CAUSES_SHOWN
-from wflmc.apps.report import blocks, explorer, run_figures
-from wflmc.apps.report.blocks import (
-    Html,
-    PageSection,
-    data,
-    fold,
-    grid,
-    join,
-    missing,
-    paragraph,
-    table,
-    text,
-)
+from wflmc.apps.report import explorer, run_figures
 from wflmc.apps.report.plotly_figures import draw
+from wflmc.apps.report.templates import PageSection, render, render_page
 from wflmc.apps.report.verdicts import MARKS, all_verdicts, comparison, worst_exact
 from wflmc.evaluation import diagnose
 from wflmc.evaluation.wasserstein import Comparison
 from wflmc.planning import policy_named
 from wflmc.posterior import HasLaw
 from wflmc.privacy.promise import HIDDEN
-from wflmc.runs.documents import SIMULATED, PlanFile, SummaryFile
+from wflmc.runs.documents import SIMULATED, SummaryFile
 from wflmc.runs.folder import Draws, Run, read_run
 from wflmc.scenario.coverage import OWNER_ONLY
 from wflmc.scenario.gains import split_variable
 from wflmc.support.notices import NoticeCode
 
-DRAWN, LISTED = 5, 12
-"""Parameters whose marginals are drawn, and that are listed."""
-WORDS = blocks.words("run_words.toml")
+MAX_PARAMETERS_DRAWN = 5
+"""Parameters whose marginals are drawn, where there are more than twice as many."""
+MAX_PARAMETERS_LISTED = 12
+"""Rows of the table of parameters."""
+MAX_CLASSES_LISTED = 10
+"""Classes of a model that are named."""
+MIN_DRAWS_FOR_TRACES = 4
+"""Kept draws of a chain from which on traces and autocorrelation are drawn."""
+BOUND_LABELS = {"exact": "planned W2²", "transcript": "noise of all, V"}
+"""What the objective of a plan is called, where it is no bound."""
+DATA_NAMES = {"synthetic": "synthetic data", "mnist": "MNIST"}
+"""What data sets are called that are no files."""
+ACCOUNTANT_WORDS = {
+    "exact": "exact composition of the rounds",
+    "paper": "the paper's sufficient condition, a larger ε",
+}
+"""What accountants compute; all others are those of dp-accounting."""
+
+
+class ParameterRow(NamedTuple):
+    """A parameter in the table of means and standard deviations."""
+
+    position: int
+    """In θ, from 0."""
+    name: str
+    law_mean: float | None
+    """Of the posterior; None where it is not known."""
+    mean: float
+    """Of the samples."""
+    mean_error: float | None
+    """Standard error of the samples' mean."""
+    z: float | None
+    """Difference of the means in standard errors."""
+    law_deviation: float | None
+    deviation: float
+    rhat: float | None
+    ess: float | None
+
+
+class ScoreRow(NamedTuple):
+    """A score on the test set."""
+
+    key: str
+    """In summary.json."""
+    name: str
+    meaning: str
+
+
+SCORES = (
+    ScoreRow("accuracy", "accuracy", "share of test examples with the right label"),
+    ScoreRow(
+        "ece",
+        "ECE",
+        "mean gap between confidence and accuracy over 20 bins; 0 is ideal",
+    ),
+    ScoreRow("rmse", "RMSE", "root mean squared error; the model's own noise is 1"),
+    ScoreRow(
+        "nll",
+        "NLL",
+        "mean of −log p(observed outcome), in nats; punishes sure mistakes",
+    ),
+    ScoreRow(
+        "brier",
+        "Brier score",
+        "squared error of the probabilities, 0 to 2; 0 is ideal",
+    ),
+)
+"""The scores of a run, in the order of the page."""
 
 
 def render_run(folder: Path) -> str:
-    """Return the page of the run in a folder."""
+    """Render the page of a finished or stopped run.
+
+    Every part is shown as far as its files are there; for those that are missing the
+    page says so. Nothing in the folder is changed.
+
+    Args:
+        folder: of the run, as `wflmc run` or `wflmc federate` has written it.
+
+    Returns:
+        One HTML file.
+
+    Raises:
+        InputError: a file is damaged, or is that of another run.
+    """
     run = read_run(folder)
-    summary, draws = run.summary, run.draws
-    why = "the run is not finished" if run.stopped else "{file} is missing"
-    no_draws, no_summary = (
-        missing(f"There is nothing to show: {why}.", file=f)
-        for f in ("trace.nc", "summary.json")
-    )
-    explorer_section, scripts = _explorer(run)
     sections = [
-        PageSection("answer", "In short", answer_section(run)),
-        PageSection("setting", "The scenario", _scenario(run)),
-        PageSection("plan", "The plan", _plan(run, run.plan)),
-        PageSection(
-            "chains", "The chains", no_draws if draws is None else _chains(run, draws)
-        ),
-        PageSection(
-            "samples",
-            "Samples and posterior",
-            no_draws if draws is None else _samples(run, draws),
-        ),
-        PageSection(
-            "scores",
-            "Predictions",
-            no_summary if summary is None else _scores(summary, run.plan.own_data),
-        ),
-        PageSection("spent", "Privacy", _privacy(run, run.plan)),
-        explorer_section,
+        PageSection(name, title, section(run))
+        for name, (title, section) in SECTIONS.items()
     ]
-    command = "run" if summary is None or summary.federation is None else "federate"
-    lead = f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be zoomed, and legends clicked."
-    if summary is not None:
-        timed = "run" if summary.federation is None else "rounds"
-        lead += f" The {timed} took {summary.seconds:.3g} seconds."
-    lead += f" wflmc {run.plan.version} planned it."
-    return blocks.page(f"Run {folder.resolve().name}", lead, sections, scripts)
+    explorer_section, scripts = _explorer(run)
+    sections.append(explorer_section)
+    title = f"Run {folder.resolve().name}"
+    return render_page(title, _lead(run), sections, scripts)
 
 
-def sentences(section: str, cases: Mapping[str, Any], **parts: object) -> Html:
-    """Return a paragraph with the sentences of a section in `run_words.toml` whose cases hold."""
-    return paragraph(
-        " ".join(WORDS[section][case] for case, holds in cases.items() if holds),
-        **parts,
+def _lead(run: Run) -> str:
+    """Return the sentences below the title."""
+    summary = run.summary
+    is_federation = summary is not None and summary.federation is not None
+    command = "federate" if is_federation else "run"
+    lead = (
+        f"{OWNER_ONLY} Results of wflmc {command} in this folder. Figures can be "
+        "zoomed, and legends clicked."
     )
+    if summary is not None:
+        timed = "rounds" if is_federation else "run"
+        lead += f" The {timed} took {summary.seconds:.3g} seconds."
+    return f"{lead} wflmc {run.plan.version} planned it."
 
 
-def answer_section(run: Run) -> Html:
-    """Return sentences, boxes, verdicts, the diagnosis and warnings."""
-    notices = run.plan.notices if run.summary is None else run.summary.notices
+def answer_section(run: Run) -> Markup:
+    """Render what the folder is, the main numbers, verdicts, diagnosis and warnings.
+
+    The diagnosis is that of `advice.json`, where `wflmc advise` has written one for
+    this plan. That devices were simulated is said among the first sentences instead of
+    the warnings.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The section without its heading.
+    """
+    summary = run.summary
+    federation = None if summary is None else summary.federation
+    notices = run.plan.notices if summary is None else summary.notices
     warnings = [
         notice.text for notice in notices if notice.code != NoticeCode.SIMULATED
     ]
-    item = '<li class="{v.mark}"><b class="mark">{symbol}</b>{v.reason}</li>'
-    judged = join(
-        text(item, v=verdict, symbol=MARKS[verdict.mark])
-        for verdict in all_verdicts(run)
-    )
-    parts = [
-        _state(run),
-        _boxes(run),
-        Html(f'<h3>Can it be trusted?</h3><ul class="verdicts">{judged}</ul>'),
-    ]
+    objective = run.scenario.policy.objective
+    bound_label = BOUND_LABELS.get(objective, "bound on W2²")
+    has_bound = run.plan.objective is not None and run.plan.bound is not None
+    is_of_stand_in = run.plan.own_data and objective == "exact"
     advice = read_advice(run.folder)
-    if advice is not None:
-        causes = advice.diagnosis[:CAUSES_SHOWN]
-        shown = join(text("<li>{cause}</li>", cause=cause["text"]) for cause in causes)
-        note = "From the plan and the chains; test scores are not used, so that settings are not chosen by them."
-        if run.plan.own_data:
-            note = "From the chains and the plan, whose constants need not be those of the devices' data."
-        parts += [
-            Html(f"<h3>What would help?</h3><ol>{shown or 'Nothing stands out.'}</ol>"),
-            paragraph(note),
-        ]
-    if warnings:
-        parts.append(
-            Html(f"<h3>{len(warnings)} warning{'s' * (len(warnings) > 1)}</h3>")
-        )
-        parts += [
-            text('<p class="note">{warning}</p>', warning=warning)
-            for warning in warnings
-        ]
-    return join(parts)
-
-
-def _state(run: Run) -> Html:
-    """Return what the folder is, and what is missing from it."""
-    federation, ledger = (
-        None if run.summary is None else run.summary.federation,
-        run.ledger,
-    )
-    where = (
-        "at_devices"
-        if federation is not None and federation.noise == "devices"
-        else "at_server"
-    )
-    cases = {
-        "sampled": True,
-        "simulated": federation is None,
-        "federation": federation,
-        where: federation,
-    }
-    absences = 0 if federation is None else federation.absences
-    cases |= {"own_data": run.plan.own_data, "absences": absences > 0}
-    cases |= {
-        "stopped": run.stopped,
-        "unknown": run.summary is None and not run.stopped,
-    }
-    sent, asked = (
-        (0, 0) if federation is None else (sum(federation.sent), sum(federation.asked))
-    )
-    parts: dict[str, Any] = {
-        "plan": run.plan,
-        "run": run,
-        "sent": sent,
-        "asked": asked,
-        "simulated": Html(SIMULATED.text),
-    }
-    parts |= {
-        "kind": "simulated devices" if federation is None else "devices",
-        "chains": run.scenario.sampler.chains,
-    }
-    parts |= {
-        "how": "over an ideal link" if run.ideal else "over the air",
-        "federation": federation,
-    }
-    return sentences(
-        "state", cases, **parts, recorded=0 if ledger is None else len(ledger.entries)
+    causes = None if advice is None else advice.diagnosis[:CAUSES_SHOWN]
+    return render(
+        "run_answer.html",
+        run=run,
+        federation=federation,
+        simulated_notice=SIMULATED.text,
+        exact_w2_sq=worst_exact(run.plan),
+        bound_label=bound_label,
+        shows_bound=has_bound and not is_of_stand_in,
+        verdicts=all_verdicts(run),
+        mark_symbols=MARKS,
+        causes=causes,
+        warnings=warnings,
     )
 
 
-def _boxes(run: Run) -> Html:
-    """Return the numbers to look at first: what it is, the number, and a word on it."""
-    plan, summary, exact = run.plan, run.summary, worst_exact(run.plan)
-    estimate = None if summary is None else summary.w2_sq
-    names = {"exact": "planned W2²", "transcript": "noise of all, V"}
-    label = names.get(run.scenario.policy.objective, "bound on W2²")
-    aware = (
-        summary is not None
-        and summary.coverage is not None
-        and summary.coverage.noise_aware_90 is not None
-    )
-    cases: dict[str, Any] = {"estimate": estimate, "law": exact is not None}
-    by_stand_in = plan.own_data and run.scenario.policy.objective == "exact"
-    cases["bound"] = None not in (plan.objective, plan.bound) and not by_stand_in
-    cases |= {"planned": summary is None, "spent": summary, "aware": aware}
-    cases |= dict.fromkeys(
-        ("accuracy", "calibration"),
-        summary is not None and summary.accuracy is not None,
-    )
-    cases |= dict.fromkeys(("agreement", "size"), summary)
-    return blocks.boxes(
-        (WORDS["boxes"][case] for case, holds in cases.items() if holds),
-        plan=plan,
-        summary=summary,
-        exact=exact,
-        label=label,
-        promised=run.scenario.privacy.epsilon,
-        assuming=", for a posterior with the plan's constants" if plan.own_data else "",
-        per="per chain" if run.releases == 1 else f"all {run.releases} chains together",
-    )
+def scenario_section(run: Run) -> Markup:
+    """Render the scenario in sentences, with the file folded below.
 
+    Sentences state the values that were in effect: the step sizes of the plan, and an
+    ideal link where the policy has no channel.
 
-def _scenario(run: Run) -> Html:
-    """Return the scenario in words, with the file folded below."""
-    rows = table([*scenario_rows(run)])
-    if run.scenario_text is None:
-        return join(
-            [rows, missing("scenario.toml is missing; this is what plan.json says.")]
-        )
-    again = "<p>Saved as <code>scenario.toml</code>, <code>wflmc run scenario.toml --out DIR</code> repeats it.</p>"
-    if run.plan.own_data:
-        again = "<p>Another run of this scenario would sample the posterior of the stand-in, not of these data.</p>"
-    elif run.scenario.sampler.seed == "secret":
-        again = "<p>The noise of this run was secret: another run of this scenario differs, and costs again.</p>"
-    return join(
-        [
-            rows,
-            fold(
-                "The scenario file, to copy",
-                text(again + "<pre>{toml}</pre>", toml=run.scenario_text),
-            ),
-        ]
-    )
+    Args:
+        run: the run folder; without scenario.toml the scenario is that of plan.json.
 
-
-def scenario_rows(run: Run) -> Iterator[tuple[str, Html]]:
-    """Yield the scenario of a run in the sentences of `scenario_words.toml`, each row with what it is about."""
-    parts = _parts(run)
-    for about, keys in blocks.words("scenario_words.toml").items():
-        said = [
-            words.get(str(attrgetter(key)(parts)), words.get("*", ""))
-            for key, words in keys.items()
-        ]
-        yield about, text(" ".join(filter(None, said)), **vars(parts))
-
-
-def _parts(run: Run) -> SimpleNamespace:
-    """Return the sections of a scenario, and what sentences say beyond their values."""
-    scenario, plan, posterior = run.scenario, run.plan, run.posterior
-    link, policy, privacy = scenario.link, scenario.policy, scenario.privacy
-    names = list(map(str, plan.classes or []))
-    listed = f"{', '.join(names[:10])}{', …' * (len(names) > 10)}"
-    held = [] if posterior is None else posterior.sizes.tolist()
-    everyone = min(plan.active_devices) == plan.constants.devices
-    return SimpleNamespace(
-        **{**dict(scenario), "link": type(link)() if run.ideal else link},
-        own_data=plan.own_data,
-        examples=None if plan.own_data else sum(held),
-        partition=None if plan.own_data else scenario.posterior.partition,
-        curvature="is taken to lie" if plan.own_data else "lies",
-        held=held,
-        source=WORDS["data"].get(
-            scenario.posterior.data, PurePath(scenario.posterior.data).name
-        ),
-        classes=f" into {len(names)} classes ({listed})" if names else "",
-        constants=plan.constants,
-        channel="ideal" if run.ideal else link.fading,
-        gains=PurePath(split_variable(link.gains).path).name,
+    Returns:
+        The section without its heading: a table with a row for data, model, channel,
+        promise, sampler, and participation and power.
+    """
+    scenario = run.scenario
+    constants = run.plan.constants
+    data = scenario.posterior.data
+    data_name = DATA_NAMES.get(data, PurePath(data).name)
+    device_sizes = [] if run.posterior is None else run.posterior.sizes.tolist()
+    class_names = [str(name) for name in run.plan.classes or []]
+    link = type(scenario.link)() if run.ideal else scenario.link
+    gains_file = split_variable(scenario.link.gains).path
+    privacy = scenario.privacy
+    dynamics_parameters = [
+        f"the {name} {value:.3g}" for name, value in constants.motion.parameters.items()
+    ]
+    return render(
+        "run_scenario.html",
+        run=run,
+        link=link,
+        broadcast_is_noisy=math.isfinite(link.downlink_snr_db),
+        gains_file=PurePath(gains_file).name,
+        device_sizes=device_sizes,
+        data_name=data_name,
+        class_names=class_names,
+        max_classes=MAX_CLASSES_LISTED,
         hidden=HIDDEN[privacy.unit, privacy.adjacency],
-        clipping=privacy.unit if policy_named(policy.power).clips else "none",
-        ignored=privacy.epsilon is not None and not policy_named(policy.power).private,
-        step_size=plan.step_size,
-        parameters=", ".join(
-            f"the {key} {value:.3g}"
-            for key, value in plan.constants.motion.parameters.items()
-        ),
-        participation="ideal" if run.ideal else "all" if everyone else policy.schedule,
-        power=f"optimized {policy.objective}"
-        if policy.power == "optimized"
-        else policy.power,
+        power_policy=policy_named(scenario.policy.power),
+        dynamics_parameters=dynamics_parameters,
+        all_transmit=min(run.plan.active_devices) == constants.devices,
     )
 
 
-def _plan(run: Run, plan: PlanFile) -> Html:
-    """Return the plan over the rounds with the limits behind it, then the distance over the rounds."""
-    limits = ", ".join(
-        f"{name} {blocks.percent(share)}"
-        for name, share in plan.regime_share.items()
-        if share
-    )
-    distance = run_figures.distance_figure(run)
-    cases = {"ideal": run.ideal, "limits": not run.ideal, "gap": plan.gap is not None}
-    cases |= {"lost": run.saved_plan is None, "nothing": distance is None}
-    parts = [sentences("plan", cases, plan=plan, run=run, limits=limits)]
+def _plan(run: Run) -> Markup:
+    """Render the plan over the rounds with its limits, then the distance over them."""
+    figure = None
     if run.saved_plan is not None:
-        parts.append(draw("plan", run_figures.plan_figure(run.saved_plan)))
-    if distance is not None:
-        title = (
-            "Bound on the distance to the posterior"
-            if plan.own_data
-            else "Distance to the posterior"
-        )
-        parts += [Html(f"<h3>{title}</h3>"), draw("distance", distance)]
-    return join(parts)
+        figure = draw("plan", run_figures.plan_figure(run.saved_plan))
+    distance = run_figures.distance_figure(run)
+    return render(
+        "run_plan.html",
+        run=run,
+        plan=run.plan,
+        figure=figure,
+        distance=None if distance is None else draw("distance", distance),
+    )
 
 
-def _chains(run: Run, draws: Draws) -> Html:
-    """Return traces and autocorrelation."""
-    kept = draws.theta.shape[1]
-    if kept < 4:
-        return missing(
-            "Kept draws per chain: {kept}, too few to follow a chain.", kept=kept
-        )
-    figures = {
-        "traces": run_figures.traces_figure,
-        "autocorrelation": run_figures.autocorrelation_figure,
-    }
-    return grid(draw(name, figure(run, draws)) for name, figure in figures.items())
+def _missing_file(run: Run, file: str) -> Markup:
+    """Render why there is nothing to show of a file."""
+    return render("run_missing.html", stopped=run.stopped, file=file)
 
 
-def _samples(run: Run, draws: Draws) -> Html:
-    """Return marginals and a table, with the law where there is one."""
+def _chains(run: Run) -> Markup:
+    """Render traces and autocorrelation."""
+    draws = run.draws
+    if draws is None:
+        return _missing_file(run, "trace.nc")
+    kept_draws = draws.theta.shape[1]
+    figures = []
+    if kept_draws >= MIN_DRAWS_FOR_TRACES:
+        traces = run_figures.traces_figure(run, draws)
+        autocorrelation = run_figures.autocorrelation_figure(run, draws)
+        figures = [draw("traces", traces), draw("autocorrelation", autocorrelation)]
+    return render("run_chains.html", kept_draws=kept_draws, figures=figures)
+
+
+def _samples(run: Run) -> Markup:
+    """Render marginals and a table, with the law where there is one."""
+    draws = run.draws
+    if draws is None:
+        return _missing_file(run, "trace.nc")
     compared = comparison(run)
     assert compared is not None
-    law, exact = compared.law, isinstance(run.posterior, HasLaw)
-    own_data = run.plan.own_data
-    cases: dict[str, object] = {
-        "own_data": own_data,
-        "lost": run.inputs is None and not own_data,
-    }
-    cases["nothing"] = run.inputs and law is None and not own_data
-    cases |= {
-        "exact": law and exact,
-        "laplace": law and not exact,
-        "thinned": draws.every > 1,
-    }
-    order = list(range(compared.mean.size))
-    if len(order) > LISTED and np.isfinite(compared.z).any():
-        order = np.argsort(-np.nan_to_num(np.abs(compared.z), nan=-1)).tolist()
-    drawn = sorted(order[:DRAWN] if len(order) > 2 * DRAWN else order)
-    tiles = (
-        draw(f"marginal{k}", run_figures.marginal_figure(run, draws, compared, k))
-        for k in drawn
-    )
-    words = sentences("samples", cases, run=run, every=draws.every)
-    return join([words, grid(tiles, "tiles"), _parameters(run, draws, compared, order)])
-
-
-def _parameters(run: Run, draws: Draws, compared: Comparison, order: list[int]) -> Html:
-    """Return means and standard deviations beside the law, with diagnostics of the parameters listed first."""
-    rows = []
-    for k in order[:LISTED]:
-        error = f" ± {compared.error[k]:.1g}" if np.isfinite(compared.error[k]) else ""
-        law = (
-            (None, None)
-            if compared.law is None
-            else (float(compared.law.mean[k]), float(compared.expected[k]))
-        )
-        means = (
-            data(f"law.mean.{k}", law[0], 4),
-            join([data(f"mean.{k}", float(compared.mean[k]), 4), error]),
-        )
-        z = f"{compared.z[k]:+.1f}" if np.isfinite(compared.z[k]) else "–"
-        deviations = (
-            data(f"law.sd.{k}", law[1]),
-            data(f"sd.{k}", float(compared.deviation[k])),
-        )
-        each = diagnose(draws.theta[:, :, k : k + 1])
-        checks = (
-            text(form, each=each)
-            for form in ("{each.rhat_max:4}", "{each.ess_min:whole}")
-        )
-        rows.append(
-            (run_figures.parameter_name(run, k), *means, z, *deviations, *checks)
-        )
-    title = f"<h3>Means and standard deviations</h3><p>Listed: {len(rows)} of {len(order):,} parameters.</p>"
-    return join([Html(title), grid([table(rows, WORDS["parameters"])], "numbers")])
-
-
-def _scores(summary: SummaryFile, own_data: bool) -> Html:
-    """Return the reliability diagram beside the scores, or why there are none."""
-    known = [
-        (key, *about)
-        for key, about in WORDS["scores"].items()
-        if getattr(summary, key) is not None
-    ]
-    if not known:
-        return missing(WORDS["no_scores_own_data" if own_data else "no_scores"])
+    order = _parameter_order(compared)
+    drawn = order
+    if len(order) > 2 * MAX_PARAMETERS_DRAWN:
+        drawn = order[:MAX_PARAMETERS_DRAWN]
+    marginals = []
+    for index in sorted(drawn):
+        figure = run_figures.marginal_figure(run, draws, compared, index)
+        marginals.append(draw(f"marginal{index}", figure))
     rows = [
-        (name, data(f"summary.{key}", getattr(summary, key)), meaning)
-        for key, name, meaning in known
+        _parameter_row(run, draws, compared, index)
+        for index in order[:MAX_PARAMETERS_LISTED]
     ]
-    parts: list[object] = [table(rows, ("score", "value", "meaning"))]
+    return render(
+        "run_samples.html",
+        run=run,
+        has_law=compared.law is not None,
+        law_is_exact=isinstance(run.posterior, HasLaw),
+        thinning=draws.every,
+        marginals=marginals,
+        rows=rows,
+        parameters=len(order),
+    )
+
+
+def _parameter_order(compared: Comparison) -> list[int]:
+    """Return the parameters as they are listed: of many, the largest |z| first."""
+    parameters = compared.mean.size
+    if parameters <= MAX_PARAMETERS_LISTED or not np.isfinite(compared.z).any():
+        return list(range(parameters))
+    # A parameter without a z comes last.
+    magnitude = np.nan_to_num(np.abs(compared.z), nan=-1)
+    return np.argsort(-magnitude).tolist()
+
+
+def _parameter_row(
+    run: Run, draws: Draws, compared: Comparison, position: int
+) -> ParameterRow:
+    """Return mean and standard deviation of a parameter beside its law."""
+    law_mean = None
+    law_deviation = None
+    if compared.law is not None:
+        law_mean = float(compared.law.mean[position])
+        law_deviation = float(compared.expected[position])
+    mean = float(compared.mean[position])
+    mean_error = _finite(compared.error[position])
+    deviation = float(compared.deviation[position])
+    chains = draws.theta[:, :, position : position + 1]
+    diagnostics = diagnose(chains)
+    return ParameterRow(
+        position=position,
+        name=run_figures.parameter_name(run, position),
+        law_mean=law_mean,
+        mean=mean,
+        mean_error=mean_error,
+        z=_finite(compared.z[position]),
+        law_deviation=law_deviation,
+        deviation=deviation,
+        rhat=diagnostics.rhat_max,
+        ess=diagnostics.ess_min,
+    )
+
+
+def _finite(value: float) -> float | None:
+    """Return a number; None where it is not finite."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _scores(run: Run) -> Markup:
+    """Render the reliability diagram beside the scores, or why there are none."""
+    summary = run.summary
+    if summary is None:
+        return _missing_file(run, "summary.json")
+    figure = None
     if summary.reliability is not None:
-        parts = [
-            grid(
-                [
-                    draw(
-                        "reliability",
-                        run_figures.reliability_figure(summary.reliability),
-                    ),
-                    *parts,
-                ]
-            )
-        ]
-    note = "Each chain predicts with the mean over its kept draws; scores are then averaged over chains."
-    return join([*parts, paragraph(note)])
+        diagram = run_figures.reliability_figure(summary.reliability)
+        figure = draw("reliability", diagram)
+    return render(
+        "run_scores.html",
+        scores=_measured_scores(summary),
+        figure=figure,
+        own_data=run.plan.own_data,
+    )
 
 
-def _privacy(run: Run, plan: PlanFile) -> Html:
-    """Return losses per device, ε over rounds, ε by accountant, the state of the ledger, and what ε does not cover."""
-    spending, how = plan.privacy, plan.privacy.adjacency
-    if spending.spent is None:
-        return missing(
-            "This scheme does not clip gradients: no finite ε would be true, and no ledger is kept."
-        )
-    accountants = missing(
-        "Nothing is promised, so there is no δ to state an ε at; losses are shown as they are."
-    )
-    if spending.epsilon_by is not None:
-        shown = {
-            name: data(f"plan.privacy.epsilon_by.{name}", each, 5)
-            for name, each in spending.epsilon_by.items()
-        }
-        rows = [
-            (name, each, WORDS["accountants"].get(name, "by dp-accounting"))
-            for name, each in shown.items()
-        ]
-        head = text(
-            "ε at δ = {delta:spread} ({how})", delta=run.scenario.privacy.delta, how=how
-        )
-        accountants = table(rows, ("accountant", head, "what it is"))
-    figures = {
-        "spent": run_figures.spent_figure(spending),
-        "epsilon": run_figures.epsilon_figure(run),
-    }
-    ledger = missing(WORDS["no_ledger"])
-    if run.ledger is not None:
-        ledger = paragraph(WORDS["ledger"], rounds=len(run.ledger.entries))
-    drawn = grid(
-        draw(name, figure) for name, figure in figures.items() if figure is not None
-    )
-    whose = text(
-        WORDS["one_chain" if run.releases == 1 else "all_chains"], releases=run.releases
-    )
-    hides = paragraph(
-        WORDS["hides"], hidden=HIDDEN[spending.unit, how], how=how, whose=whose
-    )
-    parts = [hides, accountants, drawn, ledger]
-    if plan.not_covered:
-        rests = {
-            True: "yes: wflmc publish refuses it unless told to accept it",
-            False: "no: only this folder shows it",
-        }
-        items = [
-            (item.name, item.text, rests[item.published]) for item in plan.not_covered
-        ]
-        parts += [
-            Html("<h3>What ε does not cover</h3>"),
-            table(items, ("what", "why", "in a published file")),
-        ]
-    return join(parts)
+def _measured_scores(summary: SummaryFile) -> list[tuple[ScoreRow, float]]:
+    """Return the scores that the run has, with their values."""
+    measured = []
+    for score in SCORES:
+        value = getattr(summary, score.key)
+        if value is not None:
+            measured.append((score, value))
+    return measured
 
 
-def _explorer(run: Run) -> tuple[PageSection, list[str]]:
-    """Return Theorem 1 with sliders, from the setting nearest to the run's plan; or why there is none."""
+def _privacy(run: Run) -> Markup:
+    """Render what is hidden, ε, losses, the ledger, and what ε does not cover."""
+    spending = run.plan.privacy
+    figures = []
+    if spending.spent is not None:
+        figures.append(draw("spent", run_figures.spent_figure(spending)))
+        epsilon = run_figures.epsilon_figure(run)
+        if epsilon is not None:
+            figures.append(draw("epsilon", epsilon))
+    return render(
+        "run_privacy.html",
+        run=run,
+        plan=run.plan,
+        hidden=HIDDEN[spending.unit, spending.adjacency],
+        delta=run.scenario.privacy.delta,
+        accountant_words=ACCOUNTANT_WORDS,
+        figures=figures,
+    )
+
+
+def _explorer(run: Run) -> tuple[PageSection, list[Markup]]:
+    """Return Theorem 1 with sliders, or why there is none, and its scripts.
+
+    It starts at the setting nearest to the run's plan.
+    """
     start = explorer.constants_of(run.plan)
     section = explorer.section(start)
-    if run.ideal or run.scenario.sampler.dynamics == "kinetic":
-        return section._replace(html=missing(WORDS["outside"], folder=run.folder)), []
-    words = missing(WORDS["nearest"], adjacency=start["adjacency"])
-    return section._replace(html=join([words, Html(section.html)])), explorer.scripts(
-        start
+    applies = not run.ideal and run.scenario.sampler.dynamics != "kinetic"
+    html = render(
+        "run_explorer.html",
+        applies=applies,
+        folder=run.folder,
+        adjacency=start["adjacency"],
+        explorer=section.html,
     )
+    scripts = explorer.scripts(start) if applies else []
+    return section._replace(html=html), scripts
+
+
+SECTIONS = {
+    "answer": ("In short", answer_section),
+    "setting": ("The scenario", scenario_section),
+    "plan": ("The plan", _plan),
+    "chains": ("The chains", _chains),
+    "samples": ("Samples and posterior", _samples),
+    "scores": ("Predictions", _scores),
+    "spent": ("Privacy", _privacy),
+}
+"""The sections of the page before the explorer, by the name of their anchor: the title,
+and what renders them."""

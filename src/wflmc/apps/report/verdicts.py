@@ -1,12 +1,17 @@
-"""Verdicts on a run: the first sentence of a table whose condition holds, with the numbers it follows from."""
+"""Verdicts on a run, by fixed rules, each with the numbers that it follows from.
 
-from collections.abc import Mapping
+`docs/guides/report.md` states the rules for users.
+"""
+
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
 
-from wflmc.apps.report.blocks import Html, join, number, percent, text, words
+from wflmc.apps.report.numbers import format_number, format_percent
+from wflmc.apps.report.templates import data_number
 from wflmc.evaluation.burn_in import RHAT_LIMIT
 from wflmc.evaluation.summary import RHAT_CONCERN
 from wflmc.evaluation.wasserstein import (
@@ -17,309 +22,505 @@ from wflmc.evaluation.wasserstein import (
     law_of,
 )
 from wflmc.posterior.base import HasLaw
-from wflmc.runs.documents import PlanFile
+from wflmc.runs.documents import PlanFile, Spending
 from wflmc.runs.folder import Run
 from wflmc.scenario.build import build_privacy
 
+Mark = Literal["bad", "note-mark", "unknown", "good"]
+"""What a verdict says at a glance; also the class of its element on the page."""
+MARKS: dict[Mark, str] = {"bad": "✗", "note-mark": "!", "unknown": "–", "good": "✓"}
+"""The symbol of every mark, the worst first."""
 ENOUGH_ESS = 400
-"""Effective samples that means, deviations and R-hat themselves are usually asked to rest on."""
+"""Effective samples that means, deviations and R-hat itself are usually based on."""
 ROUNDING = 1e-6
-"""Relative, of sums of losses and of ε computed from them."""
-OFTEN, MOSTLY = 0.01, 0.5
-"""Shares of clipped gradients from which on bound and exact law are a guide, and say nothing."""
-CLOSE, FAR = 0.1, 1.0
-"""W2² over the posterior's total variance."""
-ALIKE, UNLIKE, SURE = 0.25, 1.0, 4.0
-"""By how much standard deviations may differ, and how many of them means may be off, for samples to resemble the
-posterior, and from which on they do not; and |z| from which on a mean is off for sure."""
-WORDS = words("verdict_words.toml")
-MARKS = {"bad": "✗", "note-mark": "!", "unknown": "–", "good": "✓"}
-"""The worst first."""
+"""Relative error of sums of losses, and of ε computed from them."""
+OFTEN_CLIPPED = 0.01
+"""Fraction of clipped gradients from which on bound and exact law are only a guide."""
+MOSTLY_CLIPPED = 0.5
+"""Fraction of clipped gradients from which on bound and exact law say nothing."""
+CLOSE = 0.1
+"""W2² over the posterior's total variance below which samples are close."""
+FAR = 1.0
+"""W2² over the posterior's total variance from which on samples are far."""
+ALIKE = 0.25
+"""Relative difference of standard deviations, and shift of means in standard
+deviations, up to which samples resemble the posterior."""
+UNLIKE = 1.0
+"""The same, from which on samples do not resemble the posterior."""
+SURE_Z = 4.0
+"""|z| from which on a mean is off for sure."""
+
+
+DISTANCE_QUESTION = "How far from the true posterior?"
+"""What `distance` answers."""
 
 
 class MeasuredDistance(NamedTuple):
-    """W2² from chains, averaged over the kept rounds, and what perfect samples of as many chains would show."""
+    """W2² from chains, averaged over the kept rounds, or from the exact law."""
 
     mean: float
     error: float
     """Standard error of the mean."""
     floor: float
+    """What perfect samples of as many chains would show."""
     floor_sd: float
     """Standard deviation of one round's estimate from perfect samples."""
 
+    @property
+    def excess(self) -> float:
+        """How far the mean lies above the floor, at least zero.
+
+        This is the estimate of W2²: independent chains are a finite sample, which shows
+        a distance to the posterior even if each of them is a perfect draw.
+        """
+        return max(0.0, self.mean - self.floor)
+
 
 class Verdict(NamedTuple):
-    """good, note-mark, bad or unknown, and the reason."""
+    """A mark, and the reason in a sentence."""
 
-    mark: str
-    reason: Html
+    mark: Mark
+    reason: Markup
+    """The question, in bold, and the answer to it."""
 
 
-def decide(
-    run: Run, name: str, cases: Mapping[str, Any], numbers: str = "", **parts: object
-) -> Verdict:
-    """Return the mark and the sentence of the first case that holds.
-
-    Args:
-        run: the run that is judged.
-        name: of the verdict in `verdict_words.toml`.
-        cases: whether each of its cases holds, but for the last one.
-        numbers: what its sentences share, where that is not always the same.
-        parts: what sentences are filled in with.
-    """
-    said = WORDS[name]
-    mark, sentence = said[
-        next((case for case, holds in cases.items() if holds), "else")
-    ]
-    sentence = sentence.replace("{numbers}", numbers or said.get("numbers", ""))
-    return Verdict(
-        mark,
-        text(
-            f"<b>{said['question']}</b> {sentence}",
-            plan=run.plan,
-            summary=run.summary,
-            **parts,
-        ),
-    )
+def _verdict(mark: Mark, question: str, answer: str | Markup) -> Verdict:
+    """Return a verdict; an answer that is no HTML is escaped."""
+    return Verdict(mark, Markup("<b>{}</b> {}").format(question, answer))
 
 
 def all_verdicts(run: Run) -> list[Verdict]:
-    """Return all verdicts, the worst first; what the samples show overrules what says otherwise."""
-    seen = resembles(run)
+    """Judge convergence, distance, likeness, clipping and privacy of a run.
+
+    What the samples show overrules what is computed from the plan: where they do not
+    resemble the posterior, neither the distance nor the agreement of chains is good.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdicts, the worst first; without those that nothing is known for.
+    """
+    likeness = resembles(run)
     first = [distance(run), converged(run)]
-    if seen is not None and seen.mark == "bad":
-        but = Html(" But the samples do not resemble the posterior.")
-        first = [
-            Verdict("note-mark", join([v.reason, but])) if v.mark == "good" else v
-            for v in first
-        ]
-    every = [v for v in (*first, seen, clipped(run), privacy(run)) if v is not None]
-    return sorted(every, key=lambda verdict: list(MARKS).index(verdict.mark))
+    if likeness is not None and likeness.mark == "bad":
+        first = [_overruled(verdict) for verdict in first]
+    optional = (*first, likeness, clipped(run), privacy(run))
+    verdicts = [verdict for verdict in optional if verdict is not None]
+    order = list(MARKS)
+    return sorted(verdicts, key=lambda verdict: order.index(verdict.mark))
+
+
+def _overruled(verdict: Verdict) -> Verdict:
+    """Return a good verdict as a doubtful one, because samples contradict it."""
+    if verdict.mark != "good":
+        return verdict
+    doubt = Markup("{} But the samples do not resemble the posterior.")
+    return Verdict("note-mark", doubt.format(verdict.reason))
 
 
 def converged(run: Run) -> Verdict:
-    """Judge R-hat and effective sample sizes; one chain cannot tell."""
+    """Judge whether the chains agree with each other.
+
+    Good are an R-hat up to 1.01 with at least 400 effective samples of the worst
+    parameter; bad are an R-hat above 1.2, and parameters that never moved in some
+    chain. One chain cannot tell.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdict with R-hat and the effective sample size.
+    """
+    question = "Do the chains agree with each other?"
     summary = run.summary
-    rhat, ess, frozen = (
-        (None, None, [])
-        if summary is None
-        else (summary.rhat_max, summary.ess_min, summary.frozen)
+    if summary is None or (summary.rhat_max is None and summary.ess_min is None):
+        answer = "Not known: no diagnostics were computed, or of too few draws."
+        return _verdict("unknown", question, answer)
+    if summary.frozen:
+        answer = (
+            f"No: {format_number(len(summary.frozen))} of the parameters never moved "
+            f"in some chain, the first is θ[{format_number(summary.frozen[0])}]."
+        )
+        return _verdict("bad", question, answer)
+    ess = data_number(summary.ess_min, "summary.ess_min", style="whole")
+    if summary.rhat_max is None:
+        alone = Markup("Not known: one chain cannot tell. {} effective samples.")
+        return _verdict("unknown", question, alone.format(ess))
+    numbers = Markup(
+        "The largest R-hat is {rhat} (usual limit {limit}, above {concern} is a "
+        "concern); the worst parameter has {ess} effective samples (usual are {usual})."
+    ).format(
+        rhat=data_number(summary.rhat_max, "summary.rhat_max", digits=4),
+        limit=format_number(RHAT_LIMIT),
+        concern=format_number(RHAT_CONCERN),
+        ess=ess,
+        usual=format_number(ENOUGH_ESS),
     )
-    cases = {
-        "nothing": rhat is None and ess is None,
-        "frozen": frozen,
-        "alone": rhat is None,
-    }
-    cases["differ"] = (rhat or 0) > RHAT_CONCERN
-    cases["agree"] = (rhat or 0) <= RHAT_LIMIT and (ess or 0) >= ENOUGH_ESS
-    limits: dict[str, Any] = {
-        "limit": RHAT_LIMIT,
-        "concern": RHAT_CONCERN,
-        "usual": ENOUGH_ESS,
-    }
-    return decide(
-        run,
-        "agreement",
-        cases,
-        frozen=len(frozen),
-        first=next(iter(frozen), 0),
-        **limits,
-    )
+    if summary.rhat_max > RHAT_CONCERN:
+        bad = Markup("No: they still differ, or have not moved far enough to tell. {}")
+        return _verdict("bad", question, bad.format(numbers))
+    if summary.rhat_max <= RHAT_LIMIT and (summary.ess_min or 0) >= ENOUGH_ESS:
+        return _verdict("good", question, Markup("Yes. {}").format(numbers))
+    nearly = Markup("Nearly: enough for a look, not for fine detail. {}")
+    return _verdict("note-mark", question, nearly.format(numbers))
 
 
 def worst_exact(plan: PlanFile) -> float | None:
-    """Return W2² of the worst kept round by the exact law; None where it is not known or has overflowed."""
-    kept = (plan.exact_w2_sq or [])[plan.constants.burn_in :]
-    known = [w2_sq for w2_sq in kept if w2_sq is not None]
-    return max(known) if known and len(known) == len(kept) else None
+    """Return the largest W2² of the kept rounds, by the exact law without clipping.
+
+    Args:
+        plan: plan.json.
+
+    Returns:
+        W2² in the squared unit of the parameters; None where no exact law is known, or
+        where it has overflowed in a kept round.
+    """
+    all_rounds = plan.exact_w2_sq or []
+    kept_rounds = all_rounds[plan.constants.burn_in :]
+    finite = [w2_sq for w2_sq in kept_rounds if w2_sq is not None]
+    if not finite or len(finite) < len(kept_rounds):
+        return None
+    return max(finite)
 
 
 def distance(run: Run) -> Verdict:
-    """Judge W2²: by the exact law where hardly anything is clipped, else from chains, less their floor."""
-    constants, exact, found = run.plan.constants, worst_exact(run.plan), _measured(run)
-    variance = (
-        float(np.trace(run.posterior.exact.covariance))
-        if isinstance(run.posterior, HasLaw)
-        else np.nan
-    )
-    uncounted, by, said = (
-        found is None and clipping_unknown(run),
-        "by_chains",
-        WORDS["distance"],
-    )
-    if (
-        exact is not None
-        and not often_clipped(run)
-        and (found is None or not clipping_unknown(run))
-    ):
-        found, by = MeasuredDistance(exact, 0.0, 0.0, 0.0), "by_law"
-    if found is None:
-        return decide(run, "distance", {"own_data": run.plan.own_data, "nothing": True})
-    excess, doubt = max(0.0, found.mean - found.floor), 2 * found.floor_sd
-    ratio = excess / variance
-    numbers = said[by] + said["relative"] * bool(np.isfinite(ratio))
-    numbers += said["started"] * bool(
-        constants.initial_w2_sq and run.plan.coordinates != "whitened"
-    )
-    cases = {"uncounted": uncounted, "alone": np.isnan(ratio)}
-    cases["unseen"] = excess <= doubt and found.floor + doubt > CLOSE * variance
-    cases |= {
-        "close": ratio < CLOSE,
-        "roughly": ratio < FAR,
-        "far": (excess - 2 * found.error) / variance > FAR,
-    }
-    parts = {
-        "excess": excess,
-        "found": found,
-        "doubt": doubt,
-        "ratio": ratio,
-        "variance": variance,
-    }
-    parts |= {"start": constants.initial_w2_sq, "chains": run.scenario.sampler.chains}
-    return decide(run, "distance", cases, numbers, **parts)
+    """Judge how far samples are from the posterior, by W2².
+
+    The exact law decides where at most 1 % of the kept gradients are clipped, else the
+    mean over the kept rounds of what the chains show, less what perfect chains would
+    show. Close is below a tenth of the posterior's total variance, far above all of it
+    by two standard errors. An estimate that perfect samples would show too says
+    nothing.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdict with W2² and the numbers beside it.
+    """
+    exact = worst_exact(run.plan)
+    from_chains = _measured(run)
+    uncounted = clipping_unknown(run)
+    law_counts = exact is not None and not often_clipped(run)
+    if law_counts and exact is not None and (from_chains is None or not uncounted):
+        by_law = MeasuredDistance(exact, 0.0, 0.0, 0.0)
+        source = "by the exact law, which ignores clipping"
+        return _judge_distance(
+            run, by_law, source, uncounted=from_chains is None and uncounted
+        )
+    if from_chains is not None:
+        chains = format_number(run.scenario.sampler.chains)
+        source = (
+            f"± {format_number(from_chains.error, 2)}, from {chains} chains, less "
+            f"{format_number(from_chains.floor, 2)} that perfect ones show"
+        )
+        return _judge_distance(run, from_chains, source, uncounted=False)
+    if run.plan.own_data:
+        answer = (
+            "Not known: the server never sees the devices' own data, so nothing here "
+            "can be compared with their posterior. The scenario's data only stood in "
+            "for them when the rounds were planned."
+        )
+    else:
+        answer = (
+            "Not known: no exact law holds here, and no chains were compared with one."
+        )
+    return _verdict("unknown", DISTANCE_QUESTION, answer)
+
+
+def _judge_distance(
+    run: Run, measured: MeasuredDistance, source: str, *, uncounted: bool
+) -> Verdict:
+    """Compare W2² with the posterior's total variance.
+
+    Args:
+        run: the run folder.
+        measured: W2².
+        source: what it is from, in words.
+        uncounted: whether gradients may have been clipped and nobody has counted.
+    """
+    posterior: object = run.posterior
+    variance = np.nan
+    if isinstance(posterior, HasLaw):
+        variance = float(np.trace(posterior.exact.covariance))
+    ratio = measured.excess / variance
+    numbers = f"W2² is {format_number(measured.excess)} {source}"
+    if np.isfinite(ratio):
+        numbers += (
+            f", {format_number(ratio)} times the posterior's total variance "
+            f"({format_number(variance)})"
+        )
+    start = run.plan.constants.initial_w2_sq
+    if start and run.plan.coordinates != "whitened":
+        numbers += f"; it was {format_number(start)} at the start"
+    if uncounted:
+        answer = f"{numbers}. Devices do not tell how much was clipped."
+        return _verdict("unknown", DISTANCE_QUESTION, answer)
+    if np.isnan(ratio):
+        return _verdict("unknown", DISTANCE_QUESTION, f"{numbers}.")
+    doubt = 2 * measured.floor_sd
+    if measured.excess <= doubt and measured.floor + doubt > CLOSE * variance:
+        answer = (
+            f"Cannot be told from {format_number(run.scenario.sampler.chains)} chains: "
+            f"they show {format_number(measured.mean)}, perfect samples "
+            f"{format_number(measured.floor)} ± {format_number(doubt, 2)}."
+        )
+        return _verdict("unknown", DISTANCE_QUESTION, answer)
+    if ratio < CLOSE:
+        return _verdict("good", DISTANCE_QUESTION, f"Close. {numbers}.")
+    if ratio < FAR:
+        return _verdict("note-mark", DISTANCE_QUESTION, f"Roughly there. {numbers}.")
+    if (measured.excess - 2 * measured.error) / variance > FAR:
+        answer = f"Far: these are not samples of it. {numbers}."
+        return _verdict("bad", DISTANCE_QUESTION, answer)
+    return _verdict("note-mark", DISTANCE_QUESTION, f"Probably far. {numbers}.")
 
 
 def _measured(run: Run) -> MeasuredDistance | None:
-    """Return the average of W2² over the kept rounds with its standard error, and its floor, where chains tell."""
+    """Return W2² from chains over the kept rounds; None where there is no law."""
     posterior: object = run.posterior
     estimate = None if run.summary is None else run.summary.w2_sq
     if estimate is None or estimate.worst is None or not isinstance(posterior, HasLaw):
         return None
-    mean = float(np.mean([value for value in estimate.per_round if value is not None]))
-    floor, error = floor_w2_sq(posterior.exact, 1.0, run.scenario.sampler.chains, 1)
-    relative = (estimate.worst_se or 0.0) / estimate.worst if estimate.worst else 0.0
-    return MeasuredDistance(mean, relative * mean, floor, error * REPLICAS**0.5)
+    per_round = [w2_sq for w2_sq in estimate.per_round if w2_sq is not None]
+    mean = float(np.mean(per_round))
+    # The error is known of the worst round; that of others is as large relatively.
+    relative_error = 0.0
+    if estimate.worst:
+        relative_error = (estimate.worst_se or 0.0) / estimate.worst
+    chains = run.scenario.sampler.chains
+    floor, floor_error = floor_w2_sq(posterior.exact, 1.0, chains, 1)
+    return MeasuredDistance(
+        mean, relative_error * mean, floor, floor_error * REPLICAS**0.5
+    )
 
 
 @lru_cache(maxsize=1)
 def comparison(run: Run) -> Comparison | None:
-    """Return samples beside the law they should have, as far as it is known; None without samples."""
+    """Compare the samples of a run with the law that they should have.
+
+    The law is the exact posterior, or its Laplace approximation where it has no closed
+    form; without either, means and deviations of the samples stand alone. The result
+    of the last run is kept, as several parts of a page need it.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        Means and deviations of all parameters; None without samples.
+    """
+    if run.draws is None:
+        return None
     law = None if run.posterior is None else law_of(run.posterior)
-    return None if run.draws is None else compare(run.draws.theta, law)
+    return compare(run.draws.theta, law)
 
 
 def resembles(run: Run) -> Verdict | None:
-    """Judge means and standard deviations beside the law, where it is known."""
+    """Judge means and standard deviations of the samples beside the law.
+
+    Standard deviations may differ by a quarter, and by what chance explains: three
+    standard errors of a deviation, by the effective sample size. Means count only where
+    |z| exceeds 4; they may then be off by a quarter of a standard deviation. Samples do
+    not resemble the posterior from a factor of two, or a shift of one, on.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdict; None where no law is known, and where a parameter never moved.
+    """
     compared = comparison(run)
-    if (
-        compared is None
-        or compared.law is None
-        or run.draws is None
-        or not np.all(compared.deviation > 0)
-    ):
+    if compared is None or compared.law is None or run.draws is None:
         return None
+    if not np.all(compared.deviation > 0):
+        return None
+    ratio = compared.deviation / compared.expected
+    largest_factor = float(np.maximum(ratio, 1 / ratio).max())
+    shift = np.abs(compared.shift) / compared.expected
+    z = np.abs(compared.z)
+    largest_sure_shift = float(shift[z > SURE_Z].max(initial=0.0))
+    chance = _chance_of_deviations(run, run.draws.theta)
+    mark = _likeness_mark(
+        factor=largest_factor, shift=largest_sure_shift, chance=chance
+    )
+    short = {"bad": "No.", "note-mark": "Roughly.", "good": "Yes."}[mark]
+    is_exact = isinstance(run.posterior, HasLaw)
+    law = "posterior" if is_exact else "Laplace approximation"
+    largest_z = None if np.isnan(z).all() else float(np.nanmax(z))
+    lowest = format_number(float(ratio.min()))
+    highest = format_number(float(ratio.max()))
+    off = format_number(float(shift.max()), 2)
+    answer = (
+        f"{short} Standard deviations: {lowest} to {highest} times the {law}'s. Means: "
+        f"off by up to {off} of them, |z| = {format_number(largest_z, 2)}."
+    )
+    return _verdict(mark, "Do samples resemble the posterior?", answer)
+
+
+def _chance_of_deviations(run: Run, theta: NDArray[np.float64]) -> float:
+    """Return three standard errors of a standard deviation, relative to it."""
     ess = None if run.summary is None else run.summary.ess_min
-    doubt = 3 / np.sqrt(
-        2 * (ess or run.draws.theta.shape[0])
-    )  # relative, of a standard deviation
-    ratio, off, z = (
-        compared.deviation / compared.expected,
-        np.abs(compared.shift) / compared.expected,
-        abs(compared.z),
-    )
-    factor, shifted = (
-        float(np.maximum(ratio, 1 / ratio).max()),
-        float(off[z > SURE].max(initial=0.0)),
-    )
-    limits, largest = (
-        {"unlike": UNLIKE, "roughly": ALIKE},
-        None if np.isnan(z).all() else np.nanmax(z),
-    )
-    cases = {
-        name: factor > (1 + limit) * (1 + doubt) or shifted > limit
-        for name, limit in limits.items()
-    }
-    law = "posterior" if isinstance(run.posterior, HasLaw) else "Laplace approximation"
-    parts: dict[str, Any] = {
-        "low": ratio.min(),
-        "high": ratio.max(),
-        "off": off.max(),
-        "z": largest,
-    }
-    return decide(run, "likeness", cases, law=law, **parts)
+    independent_samples = ess or theta.shape[0]
+    return float(3 / np.sqrt(2 * independent_samples))
+
+
+def _likeness_mark(*, factor: float, shift: float, chance: float) -> Mark:
+    """Judge the largest factor between deviations and the largest certain shift.
+
+    Args:
+        factor: between a parameter's standard deviations, at least 1.
+        shift: of a mean that is off for sure, in standard deviations.
+        chance: by which deviations may differ beyond the limits, relatively.
+    """
+    if factor > (1 + UNLIKE) * (1 + chance) or shift > UNLIKE:
+        return "bad"
+    if factor > (1 + ALIKE) * (1 + chance) or shift > ALIKE:
+        return "note-mark"
+    return "good"
 
 
 def clipped(run: Run) -> Verdict | None:
-    """Judge how many gradients of devices and of single examples were clipped."""
-    if run.summary is None:
+    """Judge how many gradients of devices and of single examples were clipped.
+
+    Up to 1 % of the kept gradients is hardly any; from a half on, what is computed
+    without clipping says nothing about the run. The larger of both rates decides.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdict with the rates; None without a summary.
+    """
+    summary = run.summary
+    if summary is None:
         return None
-    examples = run.summary.example_clip_rate
-    worst = max(run.summary.clip_rate.samples or 0.0, examples or 0.0)
-    numbers = WORDS["clipping"]["devices"] + WORDS["clipping"]["examples"] * (
-        examples is not None
+    question = "Were gradients clipped?"
+    if run.plan.privacy.spent is None:
+        return _verdict("good", question, "Never: this scheme does not clip.")
+    if clipping_unknown(run):
+        answer = "Not known: devices of a federation do not tell."
+        return _verdict("unknown", question, answer)
+    rate = summary.clip_rate
+    numbers = Markup("{} of gradients in kept rounds, {} before").format(
+        data_number(rate.samples, "summary.clip_rate.samples", style="percent"),
+        data_number(rate.burn_in, "summary.clip_rate.burn_in", style="percent"),
     )
-    cases = {"never": run.plan.privacy.spent is None, "untold": clipping_unknown(run)}
-    return decide(
-        run,
-        "clipping",
-        {**cases, "mostly": worst >= MOSTLY, "some": worst > OFTEN},
-        numbers,
-    )
+    example_rate = summary.example_clip_rate
+    if example_rate is not None:
+        key = "summary.example_clip_rate"
+        percent = data_number(example_rate, key, style="percent")
+        numbers += Markup(", and {} of single examples").format(percent)
+    worst = max(rate.samples or 0.0, example_rate or 0.0)
+    if worst >= MOSTLY_CLIPPED:
+        mostly = Markup(
+            "Mostly: {}. What is computed without clipping says nothing about this run."
+        )
+        return _verdict("bad", question, mostly.format(numbers))
+    if worst > OFTEN_CLIPPED:
+        partly = Markup("Some: {}. What is computed without clipping is only a guide.")
+        return _verdict("note-mark", question, partly.format(numbers))
+    return _verdict("good", question, Markup("Hardly: {}.").format(numbers))
 
 
 def privacy(run: Run) -> Verdict:
-    """Judge whether budgets, ε and the ledger are within what was promised."""
-    spending, shares = run.plan.privacy, run.plan.privacy.shares or [0.0]
-    nothing = run.scenario.privacy.epsilon is None
-    over = "" if nothing or spending.spent is None else _overspent(run)
-    cases = {"nothing": nothing, "unclipped": spending.spent is None, "broken": over}
-    worst, how = int(np.argmax(shares)), spending.adjacency
-    whose = text(
-        WORDS["promise"]["one_chain" if run.releases == 1 else "all_chains"],
-        releases=run.releases,
-    )
-    return decide(
-        run,
-        "promise",
-        cases,
-        worst=worst,
-        part=max(shares),
-        over=over,
-        adjacency=how,
-        whose=whose,
-    )
+    """Judge whether the promise was kept.
 
+    It was if no device spends more than its budget, no ε exceeds what was promised to
+    its device, and the ledger holds no more than the budgets. Differences within
+    `ROUNDING` do not count.
 
-def _overspent(run: Run) -> str:
-    """Return what says that more was spent than was promised: budgets, ε of every device, and the ledger."""
+    Args:
+        run: the run folder.
+
+    Returns:
+        The verdict, with the device that spends the largest part of its budget.
+    """
+    question = "Was the promise kept?"
     spending = run.plan.privacy
+    if run.scenario.privacy.epsilon is None:
+        return _verdict("unknown", question, "None was made.")
+    if spending.spent is None:
+        answer = "No: this scheme does not clip, so no finite ε would be true."
+        return _verdict("bad", question, answer)
+    fractions = spending.shares or [0.0]
+    worst = int(np.argmax(fractions))
+    if run.releases == 1:
+        covered = (
+            "one chain; publishing several chains of the same real devices would "
+            "add up."
+        )
+    else:
+        covered = f"all {format_number(run.releases)} chains together."
+    violations = _violations(run, spending)
+    numbers = (
+        f"device {format_number(worst)}, which spends the largest part of its budget, "
+        f"spends {format_percent(fractions[worst])} of it"
+        f"{''.join(f'; {violation}' for violation in violations)}. "
+        f"ε ({spending.adjacency}) is that of {covered}"
+    )
+    if violations:
+        return _verdict("bad", question, f"No: {numbers}")
+    return _verdict("good", question, f"Yes: {numbers}")
+
+
+def _violations(run: Run, spending: Spending) -> list[str]:
+    """Return what says that more was spent than was promised, in words."""
+    violations = []
+    if max(spending.shares or [0.0]) > 1 + ROUNDING:
+        violations.append("that is more than all of it")
     promised = np.broadcast_to(
         np.asarray(run.scenario.privacy.epsilon, dtype=float), len(spending.budgets)
     )
-    spent = np.array(spending.epsilon_each or promised, dtype=float)  # None: nan
-    above = ~(spent <= promised * (1 + ROUNDING))
-    k = int(np.argmax(above))
-    ledger, part = run.ledger, 0.0
-    if ledger is not None:
-        part = float(
-            np.max(ledger.spent / build_privacy(run.scenario).budget(ledger.devices))
+    # An unknown ε is None, which becomes nan and is not within any promise.
+    spent = np.array(spending.epsilon_each or promised, dtype=float)
+    is_above = ~(spent <= promised * (1 + ROUNDING))
+    if is_above.any():
+        device = int(np.argmax(is_above))
+        epsilon = format_number(float(spent[device]), 4)
+        promise = format_number(float(promised[device]))
+        violations.append(
+            f"ε ({spending.adjacency}) of device {device} is {epsilon}, "
+            f"promised was {promise}"
         )
-    device = f"ε ({spending.adjacency}) of device {k}"
-    cases = [
-        (max(spending.shares or [0.0]) > 1 + ROUNDING, "that is more than all of it"),
-        (
-            above.any(),
-            f"{device} is {number(spent[k], 4)}, promised was {number(promised[k])}",
-        ),
-        (
-            part > 1 + ROUNDING,
-            f"by the ledger a device has spent {percent(part)} of its budget",
-        ),
-    ]
-    return "".join(f"; {sentence}" for holds, sentence in cases if holds)
+    ledger = run.ledger
+    if ledger is not None:
+        budgets = build_privacy(run.scenario).budget(ledger.devices)
+        fraction = float(np.max(ledger.spent / budgets))
+        if fraction > 1 + ROUNDING:
+            violations.append(
+                "by the ledger a device has spent "
+                f"{format_percent(fraction)} of its budget"
+            )
+    return violations
 
 
 def often_clipped(run: Run) -> bool:
-    """Return whether clipping makes bound and exact law a guide at most."""
-    rates = (
-        ()
-        if run.summary is None
-        else (run.summary.clip_rate.samples, run.summary.example_clip_rate)
-    )
-    return any((rate or 0.0) > OFTEN for rate in rates)
+    """Decide whether clipping makes bound and exact law a guide at most.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        Whether more than 1 % of the kept gradients of devices, or of those of single
+        examples, were clipped. Rates that are not known count as zero; see
+        `clipping_unknown`.
+    """
+    if run.summary is None:
+        return False
+    rates = (run.summary.clip_rate.samples, run.summary.example_clip_rate)
+    return any((rate or 0.0) > OFTEN_CLIPPED for rate in rates)
 
 
 def clipping_unknown(run: Run) -> bool:
-    """Return whether gradients may have been clipped and nobody has counted."""
+    """Decide whether gradients may have been clipped and nobody has counted.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        True for a finished run of a scheme that clips, whose summary has no clip rate:
+        devices of a federation do not tell.
+    """
     clips = run.plan.privacy.spent is not None
     return clips and run.summary is not None and run.summary.clip_rate.samples is None
