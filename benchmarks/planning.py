@@ -16,17 +16,17 @@ from benchmarks.timing import side_by_side
 from wflmc import channel
 from wflmc.planning import POLICIES, Allocation
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.program import Program, round_bounds, solve_by_cvxpy
+from wflmc.planning.solvers.program import PowerProgram, round_bounds, solve_by_cvxpy
 
 
 def program_of(
     rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0
-) -> Program:
+) -> PowerProgram:
     """The paper's Gaussian study over a Rayleigh channel with thresholds, at any size, as the solver sees it."""
     posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=devices, examples=40 * devices
     )
-    seen: list[Program] = []
+    seen: list[PowerProgram] = []
 
     def capture(problem) -> Allocation:
         seen.append(problem.program())
@@ -46,7 +46,7 @@ def program_of(
     return seen[0]
 
 
-def dense_program(rounds: int, devices: int, objective: str) -> Program:
+def dense_program(rounds: int, devices: int, objective: str) -> PowerProgram:
     """Random activity of density one half, unequal budgets: sizes that no generic solver takes."""
     rng = np.random.default_rng(0)
     on = rng.random((rounds, devices), dtype=np.float32) < 0.5
@@ -56,7 +56,7 @@ def dense_program(rounds: int, devices: int, objective: str) -> Program:
     budget = 0.3 * float(np.max(cap @ on[:, :50])) * rng.uniform(0.8, 2, devices)
     base = np.full(rounds, 0.3)
     rho, floor = np.full(rounds, 1 - eta), np.zeros(rounds)
-    return Program(
+    return PowerProgram(
         on, budget, cap, (eta * scale) ** 2, rho, base, floor, rounds // 2, objective
     )
 
@@ -117,7 +117,7 @@ def against_cvxpy(
     return table, found
 
 
-def _excess(program: Program) -> float:
+def _excess(program: PowerProgram) -> float:
     """How much worse the reference's plan is than ours, once it is made feasible."""
     a = np.clip(solve_by_cvxpy(program), 1e-300, program.cap)
     a /= max(1.0, float(np.max(a @ program.active / program.budget)))

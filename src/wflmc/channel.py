@@ -114,9 +114,11 @@ class GaussMarkov:
         Returns:
             u, [..., S, K].
         """
-        relative = gains / _amplitude(self.power, gains.shape[-1])
+        amplitude = _amplitude(self.power, gains.shape[-1])
+        relative = gains / amplitude
         mean = np.full(relative.shape, self.path, dtype=complex)
-        mean[..., 1:, :] += self.correlation * (relative[..., :-1, :] - self.path)
+        earlier_scatter = relative[..., :-1, :] - self.path
+        mean[..., 1:, :] += self.correlation * earlier_scatter
         variance = np.full((relative.shape[-2], 1), self.scatter)
         variance[1:] *= 1 - self.correlation**2
         is_random = variance > 0
@@ -194,8 +196,10 @@ def _draw_gauss_markov(
     parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
     innovation = parts[..., 0] + 1j * parts[..., 1]
     innovation[1:] *= np.sqrt(1 - law.correlation**2)
-    scattered = np.sqrt(law.scatter) * first_order(innovation, law.correlation)
-    return _amplitude(law.power, devices) * (law.path + scattered)
+    stationary = first_order(innovation, law.correlation)
+    scattered = np.sqrt(law.scatter) * stationary
+    amplitude = _amplitude(law.power, devices)
+    return amplitude * (law.path + scattered)
 
 
 def complex_normal(generator: np.random.Generator, *shape: int) -> Gains:

@@ -7,18 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from wflmc.planning.solvers.program import Program, dual, round_bounds
+from wflmc.planning.solvers.program import PowerProgram, dual, round_bounds
 from wflmc.support.recursion import first_order
 
 
-def from_channel(active, cap, budget, rho, burn_in, objective) -> Program:
+def from_channel(active, cap, budget, rho, burn_in, objective) -> PowerProgram:
     """The planner's own shape: cost η²(K/K_a)², caps also limited by η(K/K_a)²/2, base from its recursion."""
     devices, senders, eta = active.shape[1], active.sum(1), 1 - rho
     error = 0.3 * eta + 0.5 * eta * (devices - senders) / devices
     base = first_order(error - 2 * eta, rho**2)
     cap = np.minimum(cap, eta * (devices / senders) ** 2 / 2)
     cost, none = eta**2 * (devices / senders) ** 2, np.zeros(cap.size)
-    return Program(
+    return PowerProgram(
         active,
         budget,
         cap,
@@ -48,7 +48,7 @@ def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):
     return on
 
 
-def random_program(rng: np.random.Generator) -> Program:
+def random_program(rng: np.random.Generator) -> PowerProgram:
     """S 5-200, K 1-50, caps over 40 dB, budgets from very tight to loose, equal or not, ρ .5-.999, any burn-in."""
     rounds, devices = (
         int(np.exp(rng.uniform(np.log(low), np.log(high))))
@@ -69,7 +69,7 @@ def random_program(rng: np.random.Generator) -> Program:
     )
 
 
-def kept_value(program: Program, bounds) -> float:
+def kept_value(program: PowerProgram, bounds) -> float:
     """The objective of bounds[S]."""
     kept = bounds[program.burn_in :]
     return float(kept.max() if program.objective == "worst" else kept.mean())

@@ -17,7 +17,7 @@ from wflmc import channel
 from wflmc.planning import POLICIES
 from wflmc.planning.solvers import closed_form
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.program import Program, round_bounds, solve_by_cvxpy
+from wflmc.planning.solvers.program import PowerProgram, round_bounds, solve_by_cvxpy
 
 from ..conftest import count
 from .problems import activity, check, kept_value, random_program
@@ -38,7 +38,7 @@ def simple(rounds, devices=1, **changes):
         "floor": np.zeros(rounds),
     }
     fields |= changes
-    return Program(**fields | {"rho": np.broadcast_to(fields["rho"], (rounds,))})
+    return PowerProgram(**fields | {"rho": np.broadcast_to(fields["rho"], (rounds,))})
 
 
 def reference(program):

@@ -17,7 +17,7 @@ from wflmc import channel
 from wflmc.evaluation import estimate_w2_sq, exact_w2_sq
 from wflmc.planning.schedule import threshold_schedule
 from wflmc.planning.solvers.allocation import allocate
-from wflmc.planning.solvers.program import Program
+from wflmc.planning.solvers.program import PowerProgram
 from wflmc.planning.steps import REST, clipped_law
 
 from ..cli_tools import strict
@@ -29,7 +29,7 @@ from .test_allocation import reference
 seeds = st.integers(0, 2**32 - 1)
 
 
-def varying(rng: np.random.Generator) -> Program:
+def varying(rng: np.random.Generator) -> PowerProgram:
     """A random problem whose decay and cost change with the round, by up to a factor of 100."""
     p = random_program(rng)
     size = p.cap.size
@@ -143,7 +143,7 @@ def test_order_budget_and_floors_with_varying_decay(seed):
 def test_products_of_decay_that_underflow(objective):
     rng = np.random.default_rng(2)
     rounds = 20_000
-    p = Program(
+    p = PowerProgram(
         active=rng.random((rounds, 2)) < [1.0, 0.6], budget=np.array([1e3, 5e2]), cap=np.ones(rounds),
         cost=np.full(rounds, 1e-3), rho=rng.uniform(0.3, 0.999, rounds), burn_in=10_000, base=np.zeros(rounds),
         floor=np.zeros(rounds), objective=objective,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.dynamics import OVERDAMPED, Array, Contraction, Dynamics, Response
-from wflmc.planning.solvers.program import HEADROOM, Program
+from wflmc.planning.solvers.program import HEADROOM, PowerProgram
 from wflmc.support.recursion import first_order
 
 BOUNDS = ("corrected", "paper")
@@ -232,7 +232,7 @@ class Problem:
             return float(kept_bounds.max())
         return float(kept_bounds.mean())
 
-    def program(self) -> Program:
+    def program(self) -> PowerProgram:
         """Return the problem as the general solver takes it.
 
         It is about the bound for powers up to both caps, in which it is convex. The
@@ -242,7 +242,7 @@ class Problem:
         Returns:
             The arrays of the problem, those of all rounds.
         """
-        return Program(
+        return PowerProgram(
             active=self.active,
             budget=self.budget,
             cap=self.cap,

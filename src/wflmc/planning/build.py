@@ -273,8 +273,8 @@ class TrialPlan:
         """Return the weights with which gradients enter the update, [S, K].
 
         They are known before power is: K/K_a of active devices, times |h/ĥ| where
-        devices do not know their channels exactly, and 0 of silent ones; as
-        `Plan.weight_received`.
+        devices do not know their channels exactly, and 0 of silent ones. The plan will
+        have the same `Plan.weight_received`.
         """
         planning = self._planning
         received = 1.0 if planning.received is None else planning.received
@@ -779,14 +779,17 @@ class _Planning:
     def draft(self, allocation: Allocation) -> Plan:
         """Make the plan of an allocation, with its certificate but without notices."""
         a = allocation.a
+        gain = np.sqrt(a * self.link.noise_power)
+        server_noise = self.problem.server_noise(a)
         rounds = Rounds(
             step_size=self.step_size,
-            gain=np.sqrt(a * self.link.noise_power),
+            gain=gain,
             weight=self.weight,
-            server_noise=self.problem.server_noise(a),
+            server_noise=server_noise,
             received=self.received,
         )
-        return Plan(rounds, self._certificate(allocation), self._context())
+        certificate = self._certificate(allocation)
+        return Plan(rounds, certificate, self._context())
 
     def _certificate(self, allocation: Allocation) -> Certificate:
         """Return what is known of the plan of an allocation, without notices."""
@@ -795,6 +798,9 @@ class _Planning:
         is_causal = self.request.policy.csi == "causal"
         limit = _limit(problem, a, self.scheme, causal=is_causal)
         is_static_link = np.all(self.gains == self.gains[0])
+        regime_of_plan = None
+        if is_static_link:
+            regime_of_plan = _regime(problem, limit, self.scheme)
         gamma = problem.contraction.gamma[problem.burn_in :]
         bound = problem.bound(a) if problem.has_bound else None
         return Certificate(
@@ -805,7 +811,7 @@ class _Planning:
             objective=self._objective(a, bound),
             objective_name=problem.objective,
             lower_bound=allocation.lower_bound,
-            regime=_regime(problem, limit, self.scheme) if is_static_link else None,
+            regime=regime_of_plan,
             gamma=float(gamma.max()),
             noise_limit=problem.noise_limit,
         )

@@ -181,7 +181,8 @@ def outlook_on_known(problem: Problem, rounds: slice) -> Outlook:
         rounds: which of them.
 
     Returns:
-        The outlook, in which every device transmits with probability 0 or 1.
+        The outlook, in which every device transmits with probability 0 or 1, and the
+        cap on power is the smaller of transmit power and the Langevin cap.
     """
     return Outlook(
         active=problem.active[rounds].astype(float),
@@ -320,11 +321,13 @@ class Forecast:
         active = self.rule(size, ranking).active
         scale = active.shape[1] / active.sum(-1)
         lmc_cap = step_size * scale**2 / 2
+        power_cap = self.rule.power_cap(size, active)
+        participation = step_size**2 * self.rule.error(active)
         return Outlook(
             active=active.astype(float),
             scale=scale,
-            power_cap=np.minimum(self.rule.power_cap(size, active), lmc_cap),
-            error=self.discretization + step_size**2 * self.rule.error(active),
+            power_cap=np.minimum(power_cap, lmc_cap),
+            error=self.discretization + participation,
         )
 
 
@@ -485,10 +488,9 @@ def _remaining_problem(
     available = remaining - floor[0] * problem.active[round_index]
     required = floor[1:] @ rounds.active[1:]
     is_required = required > 0
-    fractions = (
-        MAX_FLOOR_BUDGET_FRACTION * available[is_required] / required[is_required]
-    )
-    floor[1:] *= np.min(fractions, initial=1.0)
+    usable = MAX_FLOOR_BUDGET_FRACTION * available[is_required]
+    affordable_fraction = usable / required[is_required]
+    floor[1:] *= np.min(affordable_fraction, initial=1.0)
     contraction = Contraction(*(part[round_index:] for part in problem.contraction))
     return replace(
         problem,

@@ -368,11 +368,14 @@ def _noise_limits(problem: NoiseProblem) -> NoiseLimits:
     """Return the limits of a problem, with the budgets of the devices that may bind."""
     cost = problem.cost
     budget = problem.budget * (1 - HEADROOM)
-    binding = np.flatnonzero((cost / problem.low) @ problem.active > budget)
-    use = problem.active.T[binding] * (cost / budget[binding][:, None])
+    largest_spending = (cost / problem.low) @ problem.active
+    binding = np.flatnonzero(largest_spending > budget)
+    binding_budget = budget[binding][:, None]
+    use = problem.active.T[binding] * (cost / binding_budget)
     largest = use.max(0, initial=0.0) * cost.size / MIN_POWER_FRACTION
-    high = np.minimum(problem.high, np.where(largest > 0, largest, np.inf))
-    return NoiseLimits(problem.low, np.maximum(problem.low, high), use)
+    useful = np.where(largest > 0, largest, np.inf)
+    high = np.maximum(problem.low, np.minimum(problem.high, useful))
+    return NoiseLimits(problem.low, high, use)
 
 
 def _improve(
@@ -420,7 +423,8 @@ class NoiseIncumbent:
         """Return (value − bound)/value, the proven gap.
 
         It is 0 where the difference is no more than rounding next to the posterior's
-        own size, and never says more than the lower bound proves.
+        own size, tr C*. Distances are differences of such numbers, and no solver could
+        make them more exact.
         """
         if self.value - self.bound <= self.rounding:
             return 0.0
@@ -457,8 +461,8 @@ class NoiseIncumbent:
     def update(self, path: "NoisePath") -> None:
         """Take the path's present point into account.
 
-        Its noise is offered as a plan, and its prices give a lower bound; each is kept
-        only if it is better than the best so far.
+        Its noise is offered as a solution, made to meet all limits, and its prices give
+        a lower bound; each is kept only if it is better than the best so far.
 
         Args:
             path: at the point.
@@ -554,7 +558,7 @@ class PathPrices(NamedTuple):
     """Prices of the budgets that belong to them, λ[K']."""
 
 
-class NewtonSystem(NamedTuple):
+class NoiseNewtonSystem(NamedTuple):
     """Newton's matrix at a point, in relative steps dv = v y.
 
     The level t is eliminated from it.
@@ -644,8 +648,9 @@ class NoisePath:
     def gap(self) -> float:
         """Return how far the present point would be from the optimum.
 
-        It is Σ x z, the duality gap of a point without residuals. It is not a proof,
-        which `NoiseIncumbent` has.
+        It is Σ x z, the duality gap of a point without residuals, and goes to 0 along
+        the path. It is not a proof: that is what `NoiseIncumbent` derives from the
+        point's prices.
         """
         return float(self.slacks @ self.multipliers)
 
@@ -660,7 +665,7 @@ class NoisePath:
         total = multipliers.rounds.sum()
         return PathPrices(multipliers.rounds / total, multipliers.budgets / total)
 
-    def _newton_system(self) -> NewtonSystem:
+    def _newton_system(self) -> NoiseNewtonSystem:
         """Return Newton's matrix at the present point, factored."""
         v = self.v
         expansion = self.expansion
@@ -684,7 +689,7 @@ class NoisePath:
         scale = 1 / np.sqrt(H.diagonal())
         H *= scale * scale[:, None]
         H.flat[diagonal] += REGULARIZATION
-        return NewtonSystem(
+        return NoiseNewtonSystem(
             ratio=all_ratios,
             slope=slope,
             cost=cost,
@@ -694,7 +699,9 @@ class NoisePath:
             factor=cho_factor(H, check_finite=False),
         )
 
-    def _direction(self, system: NewtonSystem, aim: Array | float) -> NoiseDirection:
+    def _direction(
+        self, system: NoiseNewtonSystem, aim: Array | float
+    ) -> NoiseDirection:
         """Return the step towards x z = aim."""
         target = aim / self.slacks
         stacked = target + system.ratio * self.residual

@@ -280,20 +280,24 @@ class PlanRequest:
             "sampler": {},
             "policy": {},
         }
-        of_request: dict[str, Any] = {}
+        rounds: dict[str, Any] = {}
         for key, value in values.items():
             section, _, name = key.partition(".")
             if section == "sampler" and name in ROUND_KEYS:
-                of_request[name] = value
+                rounds[name] = value
             else:
                 by_section[section][name] = value
+        link = replace(self.link, **by_section["link"])
+        privacy = replace(self.privacy, **by_section["privacy"])
+        sampler = replace(self.sampler, **by_section["sampler"])
+        policy = replace(self.policy, **by_section["policy"])
         return replace(
             self,
-            link=replace(self.link, **by_section["link"]),
-            privacy=replace(self.privacy, **by_section["privacy"]),
-            sampler=replace(self.sampler, **by_section["sampler"]),
-            policy=replace(self.policy, **by_section["policy"]),
-            **of_request,
+            link=link,
+            privacy=privacy,
+            sampler=sampler,
+            policy=policy,
+            **rounds,
         )
 
     def _check_rounds(self) -> None:

@@ -227,9 +227,9 @@ class Plan(Shown):
     def weight(self) -> Array:
         """Return the weight of each device's gradient in the update, [S, K].
 
-        It is K/K_a for an active device and 0 for a silent one. Where devices do not
-        know their channels exactly it is the weight that was intended;
-        `weight_received` has what arrives.
+        It is K/K_a for an active device and 0 for a silent one, so that active
+        gradients stand for all. Where devices do not know their channels exactly it is
+        the weight that was intended; `weight_received` has what arrives.
         """
         return self.rounds.weight
 
@@ -482,8 +482,8 @@ class Plan(Shown):
         """Return W2² between start and posterior, B[0] of the bound.
 
         It is the public value of the request, or computed from the posterior. It is
-        nan where no bound uses it, and of a plan by `from_round` the bound of the
-        round before.
+        nan where no bound uses it, and the bound of the round before in a plan by
+        `from_round`. It is computed for chains that start at `init`.
         """
         return self.context.initial_w2_sq
 
@@ -491,8 +491,8 @@ class Plan(Shown):
     def ledger(self) -> Array:
         """Return the privacy loss that each device had spent before this plan, [K].
 
-        The plan makes do with what this leaves of the budgets. It is 0 for first runs.
-        `spent` has what the plan itself adds.
+        The plan makes do with what this leaves of the budgets, and `epsilon_spent`
+        includes it. It is 0 for first runs. `spent` has what the plan itself adds.
         """
         return self.context.ledger
 
@@ -510,7 +510,8 @@ class Plan(Shown):
         """Return whether the policy keeps to the privacy budgets.
 
         Where it does, the sampler refuses a plan that spends more than is left of
-        them. Benchmarks such as "no-dp" do not, and say so in a notice.
+        them. Benchmarks such as "no-dp" ignore budgets on purpose; a notice then says
+        how many devices overspend.
         """
         return self.context.enforced
 
@@ -544,7 +545,8 @@ class Plan(Shown):
         """Return the factor of the gradient in the update, [S].
 
         For overdamped steps it is η. For kinetic ones it is the factor on the
-        velocity, (h/2)(1 + e) with e = exp(−γ_f h).
+        velocity, (h/2)(1 + e) with e = exp(−γ_f h). Noise of variance v in the
+        received gradient puts kick² v on the update.
         """
         return np.asarray(self.dynamics.kick(self.step_size))
 
@@ -622,7 +624,8 @@ class Plan(Shown):
         """Return whether every device's gradient is clipped, as a whole or by example.
 
         Without that one record may change a transmission without limit, and no finite
-        ε would be true.
+        ε would be true: `loss` is infinite and `epsilon_spent` None. Of the schemes
+        that come with wflmc only "noiseless" does not clip.
         """
         smaller_clip = np.minimum(self.clip, self.example_clip)
         return bool(np.all(np.isfinite(smaller_clip)))
@@ -657,7 +660,7 @@ class Plan(Shown):
     def epsilon_spent(self) -> float | None:
         """Return ε of the worst device at its δ, earlier spending included.
 
-        The losses of the ledger and of all rounds are composed and converted by the
+        The losses of the ledger and of all rounds are added up and converted by the
         promise's accountant. It is None where gradients are not clipped and where the
         promise has no δ.
         """
@@ -875,6 +878,7 @@ def join_plans(first: Plan, added: Plan) -> Plan:
     bound = None
     if early.bound is not None and late.bound is not None:
         bound = np.concatenate([early.bound, late.bound])
+    different_notices = dict.fromkeys(early.notices + late.notices)
     certificate = replace(
         early,
         threshold=np.concatenate([early.threshold, late.threshold]),
@@ -886,9 +890,10 @@ def join_plans(first: Plan, added: Plan) -> Plan:
         regime=early.regime if early.regime == late.regime else None,
         gamma=max(early.gamma, late.gamma),
         noise_limit=max(early.noise_limit, late.noise_limit),
-        notices=tuple(dict.fromkeys(early.notices + late.notices)),
+        notices=tuple(different_notices),
     )
-    return Plan(_joined_rounds(first, added), certificate, first.context)
+    rounds = _joined_rounds(first, added)
+    return Plan(rounds, certificate, first.context)
 
 
 def _continues(first: Plan, added: Plan) -> bool:

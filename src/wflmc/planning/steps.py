@@ -31,7 +31,7 @@ MIN_IMPROVEMENT = 1e-9
 """A schedule must be relatively better than the best one by this."""
 
 
-class Steps(NamedTuple):
+class BurnInSteps(NamedTuple):
     """A schedule of burn-in: rest, then large steps, then steps of the kept size."""
 
     level: float
@@ -120,9 +120,9 @@ class _StepSearch:
         self.reference = _scores(constant)
         most_forgetful = 2 / (constant.mu + constant.L)
         self.largest_level = max(1.0, most_forgetful / kept_step)
-        self.best = Steps(level=1.0, large=burn_in, settle=0)
+        self.best = BurnInSteps(level=1.0, large=burn_in, settle=0)
         self.best_ratio = 1.0
-        self.ratios: dict[Steps, float] = {}
+        self.ratios: dict[BurnInSteps, float] = {}
         """Of every schedule that was tried, to the constant one."""
 
     def try_grid(self) -> None:
@@ -159,7 +159,7 @@ class _StepSearch:
             large: rounds with large steps; clipped to what is possible.
             settle: rounds of the kept step size.
         """
-        steps = Steps(
+        steps = BurnInSteps(
             level=float(np.clip(level, 1.0, self.largest_level)),
             large=max(1, min(large, self.burn_in - settle)),
             settle=settle,
@@ -172,7 +172,7 @@ class _StepSearch:
             self.best = steps
             self.best_ratio = ratio
 
-    def _ratio(self, steps: Steps) -> float:
+    def _ratio(self, steps: BurnInSteps) -> float:
         """Return the worse of both ratios to the constant schedule."""
         step_sizes = steps.sizes(self.kept_step, self.burn_in, self.samples)
         try:

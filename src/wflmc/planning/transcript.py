@@ -113,18 +113,20 @@ def _solve(program: _LinearProgram) -> _LinearSolution:
     rounds = program.value.size
     devices = len(program.use)
     kept_rounds = program.is_kept.sum()
-    budget_rows = np.hstack([program.use, np.zeros((devices, 1))])
-    below_largest = np.hstack(
-        [np.eye(rounds)[program.is_kept], -np.ones((kept_rounds, 1))]
-    )
-    box = [*zip(program.floor, program.high, strict=True), (0, 1)]
+    no_largest = np.zeros((devices, 1))
+    within_budget = np.hstack([program.use, no_largest])
+    selection = np.eye(rounds)[program.is_kept]
+    minus_largest = -np.ones((kept_rounds, 1))
+    below_largest = np.hstack([selection, minus_largest])
+    right = np.append(np.ones(devices), np.zeros(kept_rounds))
+    ranges = [*zip(program.floor, program.high, strict=True), (0, 1)]
     # Scaled such that the solver's tolerance is below what is given away.
     goal = np.append(-program.value, EVENNESS_WEIGHT) / EVENNESS_WEIGHT
     solution = scipy.optimize.linprog(
         goal,
-        A_ub=np.vstack([budget_rows, below_largest]),
-        b_ub=np.append(np.ones(devices), np.zeros(kept_rounds)),
-        bounds=box,
+        A_ub=np.vstack([within_budget, below_largest]),
+        b_ub=right,
+        bounds=ranges,
         method="highs",
     )
     marginals = solution.ineqlin.marginals[:devices]
@@ -140,7 +142,6 @@ def _bound(program: _LinearProgram, price: Array) -> float:
     Any prices of at least 0 give a bound: it needs no trust in the solver.
     """
     net_value = program.value - price @ program.use
-    high_or_floor = np.where(
-        net_value > 0, net_value * program.high, net_value * program.floor
-    )
-    return float(price.sum() + high_or_floor.sum())
+    best_x = np.where(net_value > 0, program.high, program.floor)
+    best_values = net_value * best_x
+    return float(price.sum() + best_values.sum())

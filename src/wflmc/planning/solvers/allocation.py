@@ -11,7 +11,7 @@ from wflmc.planning.solvers.path_following import follow_path
 from wflmc.planning.solvers.program import (
     HEADROOM,
     Array,
-    Program,
+    PowerProgram,
     Usage,
     dual,
     round_bounds,
@@ -51,7 +51,7 @@ class PowerSolution(NamedTuple):
     """Prices of the devices' budgets, [K]."""
 
 
-def allocate(program: Program, tol: float = 1e-9) -> PowerSolution:
+def allocate(program: PowerProgram, tol: float = 1e-9) -> PowerSolution:
     """Minimize the worst or the average bound over all feasible powers, with a proof.
 
     min_a max or mean over s' > S_b of B[s'], with
@@ -87,7 +87,7 @@ def allocate(program: Program, tol: float = 1e-9) -> PowerSolution:
     )
 
 
-def _skipped_rounds(program: Program) -> int:
+def _skipped_rounds(program: PowerProgram) -> int:
     """Return how many first rounds no longer matter in the first round that counts."""
     log_rho = np.log(program.rho[program.burn_in : 0 : -1])
     is_forgotten = np.cumsum(log_rho) < FORGOTTEN_LOG_WEIGHT
@@ -106,7 +106,7 @@ class PowerIncumbent:
         tolerance: the relative gap from which on no better plan is searched for.
     """
 
-    def __init__(self, program: Program, usage: Usage, tolerance: float) -> None:
+    def __init__(self, program: PowerProgram, usage: Usage, tolerance: float) -> None:
         self.program = program
         self.usage = usage
         self.tolerance = tolerance

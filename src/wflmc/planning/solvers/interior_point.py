@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import dtbsv
 from scipy.linalg.lapack import dpotrf, dpotrs, dpttrf, dpttrs
 
-from wflmc.planning.solvers.program import Array, Program, Usage, price_of_rounds
+from wflmc.planning.solvers.program import Array, PowerProgram, Usage, price_of_rounds
 
 # The methods' wrappers cost more than the work on short arrays.
 _max = np.maximum.reduce
@@ -40,7 +40,7 @@ MIN_DETERMINANT = 1e-16
 """The least determinant of a 2×2 matrix, over the square of its other entry."""
 
 
-class Scaling(NamedTuple):
+class NesterovToddScaling(NamedTuple):
     """The Nesterov-Todd scaling of every round: the matrix P with P X P = Z.
 
     In closed form P is a multiple of Z/√det Z + adj(X)/√det X. Symmetric 2×2 matrices
@@ -161,7 +161,7 @@ class PowerPath:
     """
 
     def __init__(
-        self, program: Program, usage: Usage, binding: NDArray[np.intp]
+        self, program: PowerProgram, usage: Usage, binding: NDArray[np.intp]
     ) -> None:
         rounds = program.cap.size
         self.program = program
@@ -382,7 +382,9 @@ class PowerPath:
         max_count = max(MIN_ADMITTED_DEVICES, self.devices.size // 2)
         self._admit(max_count, 3 * self.mean_product / total_price)
 
-    def _predictor_length(self, predictor: PowerDirection, scaling: Scaling) -> float:
+    def _predictor_length(
+        self, predictor: PowerDirection, scaling: NesterovToddScaling
+    ) -> float:
         """Return how much of the predictor's step is possible, at most 1."""
         X = self.matrices[0]
         da, dv = predictor.point
@@ -401,7 +403,7 @@ class PowerPath:
         )
 
     def _corrector_aim(
-        self, predictor: PowerDirection, scaling: Scaling, target: float
+        self, predictor: PowerDirection, scaling: NesterovToddScaling, target: float
     ) -> Array:
         """Return the right-hand side of the matrices for the corrector, [3, S].
 
@@ -428,7 +430,7 @@ class PowerPath:
     def _move(
         self,
         corrector: PowerDirection,
-        scaling: Scaling,
+        scaling: NesterovToddScaling,
         aim: Array,
         matrix_aim: Array,
         predictor_length: float,
@@ -474,7 +476,7 @@ class PowerPath:
         return True
 
     def _matrix_step(
-        self, corrector: PowerDirection, scaling: Scaling, matrix_aim: Array
+        self, corrector: PowerDirection, scaling: NesterovToddScaling, matrix_aim: Array
     ) -> Array:
         """Return the full step of both matrices of every round, [2, 3, S]."""
         M = self.matrices
@@ -487,7 +489,7 @@ class PowerPath:
         step[1, :2] += scaling.matrix_det * corrector.point[::-1]
         return step
 
-    def _scaling(self) -> Scaling:
+    def _scaling(self) -> NesterovToddScaling:
         """Return the scaling at the present point."""
         M = self.matrices
         X, Z = M
@@ -502,7 +504,7 @@ class PowerPath:
         square = np.maximum(trace_of_product, 2 * scaled_det) + 2 * scaled_det
         scaled_trace = np.sqrt(square)
         mean = Z / root_z + adjugate / root_x
-        return Scaling(
+        return NesterovToddScaling(
             matrix=mean * (root_z / scaled_trace),
             matrix_det=root_z / root_x,
             dets=dets,
@@ -511,7 +513,7 @@ class PowerPath:
             adjugate=adjugate,
         )
 
-    def _newton_system(self, scaling: Scaling) -> NewtonSystem | None:
+    def _newton_system(self, scaling: NesterovToddScaling) -> NewtonSystem | None:
         """Eliminate a, then v (tridiagonal in terms of L v), then t.
 
         Returns:

@@ -30,7 +30,7 @@ MAX_BLOCK_ROUNDS = 1024
 
 
 @dataclass(frozen=True)
-class Program:
+class PowerProgram:
     """One allocation problem over S rounds and K devices.
 
     The unknown a[S] is the power α²/N0 of each round. The bound
@@ -68,7 +68,7 @@ class Program:
         return self.rho * self.rho
 
 
-def round_bounds(program: Program, a: Array) -> Array:
+def round_bounds(program: PowerProgram, a: Array) -> Array:
     """Return the bound B of every round.
 
     B[s'] = base[s'] + Σ_{s ≤ s'} (ρ[s+1] … ρ[s'])² cost[s]/a[s], which is Proposition 1
@@ -85,7 +85,7 @@ def round_bounds(program: Program, a: Array) -> Array:
     return program.base + first_order(program.cost / a, program.decay)
 
 
-def dual(program: Program, w: Array, lam: Array) -> tuple[float, Array]:
+def dual(program: PowerProgram, w: Array, lam: Array) -> tuple[float, Array]:
     """Return the Lagrangian dual, and the powers that attain it.
 
     g(w, λ) = Σ w base − Σ_k λ_k B_k + Σ_s min_{floor ≤ a ≤ cap} (cost W/a + Λ a), with
@@ -187,7 +187,7 @@ class Usage:
         return parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
 
 
-def solve_by_cvxpy(program: Program) -> Array:
+def solve_by_cvxpy(program: PowerProgram) -> Array:
     """Solve the problem by a generic convex solver, cvxpy with Clarabel.
 
     It is slower than ours and independent of it: an optimum to the solver's tolerance,
