@@ -84,9 +84,18 @@ def audit_fit(
     fresh_scores = [values[half:] for values in scores]
     risk = (1 - confidence) / 2
 
-    def bound(values: list[Array], threshold: float) -> float:
-        errors = [np.sum(values[0] > threshold), np.sum(values[1] <= threshold)]
-        false_positive, false_negative = rate_upper(errors, len(values[0]), risk)
+    def bound(scores_of_tables: list[Array], threshold: float) -> float:
+        """Return the ε that a threshold proves.
+
+        Args:
+            scores_of_tables: of either table, [trial] each.
+            threshold: above which a score is taken for the second table.
+        """
+        first_scores, second_scores = scores_of_tables
+        false_positives = np.sum(first_scores > threshold)
+        false_negatives = np.sum(second_scores <= threshold)
+        errors = [false_positives, false_negatives]
+        false_positive, false_negative = rate_upper(errors, len(first_scores), risk)
         return epsilon_by_counting(false_positive, false_negative, model.delta)
 
     quantiles = np.linspace(0, 1, THRESHOLDS)

@@ -271,12 +271,11 @@ class NameIndex:
 
 def _by_unique_form(index_of_name: Mapping[str, int]) -> dict[str, int]:
     """Return indices by the plain forms of their names, without those of several."""
-    form_of = {name: plain_form(name) for name in index_of_name}
-    occurrences = Counter(form_of.values())
+    forms = [plain_form(name) for name in index_of_name]
+    occurrences = Counter(forms)
+    index_of_form = dict(zip(forms, index_of_name.values(), strict=True))
     return {
-        form_of[name]: index
-        for name, index in index_of_name.items()
-        if occurrences[form_of[name]] == 1
+        form: index for form, index in index_of_form.items() if occurrences[form] == 1
     }
 
 

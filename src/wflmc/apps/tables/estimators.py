@@ -117,9 +117,11 @@ class Spent:
 
     def __str__(self) -> str:
         parts = [f"{part} {value:.3g}" for part, value in self.by_part.items()]
-        promise = f"{self.promised:g} at δ = {self.delta:g}"
+        listed_parts = ", ".join(parts)
+        epsilon = f"ε = {self.epsilon:.4g} of {self.promised:g}"
+        promise = f"{epsilon} at δ = {self.delta:g}"
         terms = f"unit = {self.unit}, adjacency = {self.adjacency}"
-        return f"ε = {self.epsilon:.4g} of {promise} ({terms}): {', '.join(parts)}"
+        return f"{promise} ({terms}): {listed_parts}"
 
 
 @dataclass
@@ -294,7 +296,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         _warn(self.epsilon, self.delta, units=units, fit_number=self._count_fit())
 
         scaling = self._release_scaling(key, promise, columns, owner, account)
-        center, spread = (0.0, 1.0)
+        center = 0.0
+        spread = 1.0
         y = outcomes
         if not target.classes:
             center = float(scaling.center[-1])
@@ -389,11 +392,12 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         account: _Account,
     ) -> Scaling:
         """Return scales of all columns, which are paid for."""
+        terms = ReleaseTerms(promise, self.link, exact=self._is_exact)
         release = release_scaling(
             named(key, "scaling"),
             rows=columns.rows,
             owner=owner,
-            terms=ReleaseTerms(promise, self.link, exact=self._is_exact),
+            terms=terms,
             ranges=columns.ranges,
             groups=columns.groups,
         )
@@ -419,14 +423,15 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         budget_fraction = class_counts_fraction(units, classes, budget)
         if budget_fraction == 0:
             return ()
+        terms = ReleaseTerms(
+            promise, self.link, start=account.rounds, exact=self._is_exact
+        )
         release = release_class_shares(
             named(key, "classes"),
             labels=rows.y,
             classes=classes,
             owner=rows.owner,
-            terms=ReleaseTerms(
-                promise, self.link, start=account.rounds, exact=self._is_exact
-            ),
+            terms=terms,
             budget_fraction=budget_fraction,
         )
         account.pay("class counts", release)
@@ -520,34 +525,25 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ledger.charge(f"select-{digest(rows.Z, key_words)}", 0, budget_left)
 
         def repeat(number: int, candidate: int) -> tuple[_ChainRun, float]:
+            """Run a candidate once, and score it under noise.
+
+            Args:
+                number: of the repeat, by which its noise differs from that of others.
+                candidate: index among the finalists.
+            """
             repeat_key = jax.random.fold_in(key, number)
+            settings = finalists[candidate].settings
             run = self._run(
+                repeat_key, settings, facts=repeat_facts, rows=rows, ledger=None
+            )
+            score = self._release_score(
                 repeat_key,
-                finalists[candidate].settings,
-                facts=repeat_facts,
+                trace=run.trace,
+                facts=facts,
                 rows=rows,
-                ledger=None,
-            )
-            release_channel = ReleaseChannel(
-                repeat_key,
-                link=ideal_link(),
-                privacy=facts.promise,
-                sizes=np.bincount(rows.owner),
-                uses=1,
-                rounds=range(1),
-                settings=np.zeros(1),
-                exact=self._is_exact,
-            )
-            row_scores = self._row_scores(run.trace, rows)
-            device_scores = np.bincount(rows.owner, row_scores, facts.devices)
-            received = release_channel.receive(
-                1,
-                device_scores[:, None].astype(float),
-                reach=1.0,
-                moved_by=1.0,
                 budget_fraction=score_loss / budget,
             )
-            return run, float(received.mean[0])
+            return run, score
 
         generator = host_generator(key, "repeats")
         selected = selection.select(generator, len(finalists), repeat)
@@ -559,6 +555,45 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self.settings_ = finalists[selected.candidate].settings
         tuning_loss = budget - facts.spent - sum(run.losses.values())
         return {"tuning": tuning_loss, **run.losses}
+
+    def _release_score(
+        self,
+        key: jax.Array,
+        *,
+        trace: Trace,
+        facts: Facts,
+        rows: _ScaledRows,
+        budget_fraction: float,
+    ) -> float:
+        """Return how right a chain is on average, under noise.
+
+        Args:
+            key: seeds the noise.
+            trace: of the chain.
+            facts: of the table.
+            rows: of the table.
+            budget_fraction: part of every device's budget that the score costs.
+        """
+        release_channel = ReleaseChannel(
+            key,
+            link=ideal_link(),
+            privacy=facts.promise,
+            sizes=np.bincount(rows.owner),
+            uses=1,
+            rounds=range(1),
+            settings=np.zeros(1),
+            exact=self._is_exact,
+        )
+        row_scores = self._row_scores(trace, rows)
+        device_scores = np.bincount(rows.owner, row_scores, facts.devices)
+        received = release_channel.receive(
+            1,
+            device_scores[:, None].astype(float),
+            reach=1.0,
+            moved_by=1.0,
+            budget_fraction=budget_fraction,
+        )
+        return float(received.mean[0])
 
     @abstractmethod
     def _row_scores(self, trace: Trace, rows: _ScaledRows) -> Array:
@@ -595,12 +630,13 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         )
         residuals = _residuals(self.trace_, rows)
         size = np.searchsorted(RESIDUAL_SIZES, np.abs(residuals))
+        budget = float(facts.promise.budget(1)[0])
         received = count_kinds(
             release_channel,
             kind=size[:, None],
             kinds=RESIDUAL_KINDS,
             owner=rows.owner,
-            budget_fraction=loss / float(facts.promise.budget(1)[0]),
+            budget_fraction=loss / budget,
         )
         losses = release_channel.losses[0]
         noise_name = release_channel.noise_name
@@ -610,7 +646,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         # What draws disagree in comes on top for a prediction. Residuals about their
         # mean have part of it already: half, by coverage on tables of a few hundred
         # rows. The mean square of a scaled feature is about 1.
-        disagreement = float(self.trace_.theta[0].astype(float).var(0).sum())
+        draws = self.trace_.theta[0].astype(float)
+        disagreement = float(draws.var(0).sum())
         least_variance = MIN_NOISE_VARIANCE_FRACTION * variance
         noise_variance = max(variance - disagreement / 2, least_variance)
         return _NoiseScale(float(noise_variance**0.5), float(losses.max()))

@@ -355,9 +355,9 @@ def describe(
     """
     facts = estimator.facts_
     spent = estimator.privacy_
-    classes = None
+    classes: Names | None = None
     if isinstance(estimator, PrivateClassifier):
-        classes = estimator.classes_.tolist()
+        classes = tuple(estimator.classes_.tolist())
     scores = _HeldOutScores()
     uncovered = list(estimator.not_covered_)
     if len(held_out.X):
@@ -374,7 +374,7 @@ def describe(
         features=facts.features,
         devices=facts.devices,
         test_rows=len(held_out.X),
-        classes=classes,
+        classes=None if classes is None else list(classes),
         accuracy=scores.accuracy,
         ece=scores.ece,
         ece_floor=scores.ece_floor,
@@ -446,7 +446,7 @@ class _HeldOutScores(NamedTuple):
 
 
 def _scores(
-    model: FittedModel, held_out: TableRows, classes: Sequence[int | str] | None
+    model: FittedModel, held_out: TableRows, classes: Names | None
 ) -> _HeldOutScores:
     """Return scores of classes, or of numbers."""
     if classes is None:
@@ -477,30 +477,34 @@ def _regression_scores(model: FittedModel, held_out: TableRows) -> _HeldOutScore
 
 
 def _classification_scores(
-    model: FittedModel, held_out: TableRows, classes: Sequence[int | str]
+    model: FittedModel, held_out: TableRows, classes: Names
 ) -> _HeldOutScores:
     """Return scores of classes."""
-    p = np.maximum(model.probabilities(held_out.X), SMALLEST_PROBABILITY)
+    predicted = model.probabilities(held_out.X)
+    p = np.maximum(predicted, SMALLEST_PROBABILITY)
     p /= p.sum(1, keepdims=True)
-    names: Names = tuple(classes)  # type: ignore[assignment]
-    truth = as_classes(held_out.y, names)
+    truth = as_classes(held_out.y, classes)
     scores = calibration(p, truth)
     generator = np.random.default_rng(SCORES_SEED)
     uniform = generator.random((RESAMPLED_LABELS, len(p), 1))
-    drawn_labels = (uniform > np.cumsum(p, axis=1)[None, :, :-1]).sum(-1)
-    floors = [calibration(p, labels).ece for labels in drawn_labels]
+    steps = np.cumsum(p, axis=1)[None, :, :-1]
+    drawn_labels = (uniform > steps).sum(-1)
+    floors = [calibration(p, drawn).ece for drawn in drawn_labels]
     is_right = p.argmax(1) == truth
+    labels: Sequence[int | str] = classes
+    by_class = [
+        _class_scores(label, p[:, index], truth == index)
+        for index, label in enumerate(labels)
+    ]
+    by_device = _by_device(held_out, values={"accuracy": is_right.astype(float)})
     return _HeldOutScores(
         accuracy=float(scores.accuracy),
         ece=float(scores.ece),
         ece_floor=float(np.mean(floors)),
         nll=float(scores.nll),
         reliability=plain(reliability(scores)),
-        by_class=[
-            _class_scores(label, p[:, index], truth == index)
-            for index, label in enumerate(classes)
-        ],
-        by_device=_by_device(held_out, values={"accuracy": is_right.astype(float)}),
+        by_class=by_class,
+        by_device=by_device,
     )
 
 
@@ -518,15 +522,17 @@ def _class_scores(
     generator = np.random.default_rng(SCORES_SEED)
     uniform = generator.random((RESAMPLED_LABELS_OF_CLASS, len(probability)))
     drawn_labels = uniform < probability
-    floors = [
-        calibration(against_others, labels.astype(int)).ece for labels in drawn_labels
+    scores_of_draws = [
+        calibration(against_others, labels) for labels in drawn_labels.astype(int)
     ]
+    floor = np.mean([scores.ece for scores in scores_of_draws])
+    scores = calibration(against_others, has_label.astype(int))
     return ClassScores(
         label=label,
         share=float(has_label.mean()),
         predicted_share=float(probability.mean()),
-        ece=float(calibration(against_others, has_label.astype(int)).ece),
-        ece_floor=float(np.mean(floors)),
+        ece=float(scores.ece),
+        ece_floor=float(floor),
     )
 
 

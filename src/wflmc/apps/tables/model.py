@@ -99,9 +99,10 @@ class FittedModel:
         Returns:
             Means and standard deviations, in the unit of the target.
         """
-        means = self.rows(X) @ self.theta.T.astype(float)
-        variance = self.noise_scale**2 + self.spread**2 * means.var(1)
-        mean = self.center + self.spread * means.mean(1)
+        means_of_draws = self.rows(X) @ self.theta.T.astype(float)
+        mean = self.center + self.spread * means_of_draws.mean(1)
+        disagreement = self.spread**2 * means_of_draws.var(1)
+        variance = self.noise_scale**2 + disagreement
         return PredictedTargets(mean, np.sqrt(variance))
 
     def interval(self, X: ArrayLike, level: float = 0.9) -> Interval:
@@ -203,5 +204,5 @@ class FittedModel:
 
     @property
     def features(self) -> int:
-        """How many features a row has, without the constant."""
+        """How many features a row has in its own units, without the constant."""
         return int(np.size(self.scaling.center))

@@ -511,17 +511,21 @@ def count_kinds(
     """
     columns = kind.shape[1]
     devices = release_channel.sizes.size
-    cell = (owner[:, None] * columns + np.arange(columns)) * kinds + kind
+    device_column = owner[:, None] * columns + np.arange(columns)
+    cell = device_column * kinds + kind
     counts = np.bincount(cell.ravel(), minlength=devices * columns * kinds)
+    counts_of_devices = counts.reshape(devices, -1).astype(float)
     is_removed = release_channel.privacy.adjacency == "add-remove"
+    changed_counts = columns if is_removed else 2 * columns
     received = release_channel.receive(
         1,
-        counts.reshape(devices, -1).astype(float),
+        counts_of_devices,
         reach=columns**0.5,
-        moved_by=(columns if is_removed else 2 * columns) ** 0.5,
+        moved_by=changed_counts**0.5,
         budget_fraction=budget_fraction,
     )
-    return KindShares(received.mean.reshape(columns, kinds), received.noise_std)
+    shares = received.mean.reshape(columns, kinds)
+    return KindShares(shares, received.noise_std)
 
 
 class _LikeliestWindows(NamedTuple):

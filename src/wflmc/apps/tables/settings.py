@@ -479,6 +479,8 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         largest_sum = settings.clip * float(posterior.sizes.max())
         promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
+    sampler = Sampler(init="zero", start=facts.rounds_before)
+    spent = np.full(facts.devices, facts.spent)
     complete_plan = plan(
         posterior,
         facts.channel,
@@ -486,9 +488,9 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         step_size=settings.step_size,
         burn_in=settings.burn_in,
         samples=settings.samples,
-        sampler=Sampler(init="zero", start=facts.rounds_before),
+        sampler=sampler,
         policy=Policy(power=power),
-        ledger=np.full(facts.devices, facts.spent),
+        ledger=spent,
         initial_w2_sq=1.0,
     )
     # Notices, bound and objective may look at the data.
