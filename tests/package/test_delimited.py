@@ -13,6 +13,7 @@ def test_every_line_is_one_row():
     assert [row.line_number for row in rows] == [1, 2, 3, 4]
     assert [row.cells for row in rows] == [["1", "a, b"], [], ["2", "c"], ["  "]]
     assert split_rows(reversed(lines))[1].cells == rows[2].cells
+    assert "a, b" not in repr(rows)  # cells may be private
 
 
 def test_spaces_after_a_delimiter_may_be_dropped():

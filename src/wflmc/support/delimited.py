@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class TextRow(NamedTuple):
-    """The cells of one line of a text file.
+    """The cells of one line of a text file, which its repr does not show.
 
     Args:
         line_number: of the line in its file, from 1.
@@ -22,6 +22,9 @@ class TextRow(NamedTuple):
 
     line_number: int
     cells: list[str]
+
+    def __repr__(self) -> str:
+        return f"TextRow(line {self.line_number}: {len(self.cells)} cells)"
 
 
 def split_rows(
@@ -48,8 +51,9 @@ def split_rows(
     Raises:
         csv.Error: a quotation is not closed, or goes on behind its closing quote.
 
-    >>> split_rows(['a,"b, c"', ""])
-    [TextRow(line_number=1, cells=['a', 'b, c']), TextRow(line_number=2, cells=[])]
+    >>> rows = split_rows(['a,"b, c"', ""])
+    >>> rows[0].cells, rows
+    (['a', 'b, c'], [TextRow(line 1: 2 cells), TextRow(line 2: 0 cells)])
     """
     rows = []
     for line_number, line in enumerate(lines, 1):

@@ -616,6 +616,7 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     )
 
 
+@without_data
 class _DrawnOutcome(NamedTuple):
     """What is drawn for the N + n rows of a stand-in; see `StandIn`.
 
