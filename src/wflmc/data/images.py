@@ -114,8 +114,10 @@ def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
 
 
 def _scatter_matrix(values: NDArray[np.floating], mean: Array) -> NDArray[np.float64]:
-    """Return Σ (u − m)(u − m)ᵀ over rows, in float32 within a block and else
-    float64."""
+    """Return Σ (u − m)(u − m)ᵀ over rows.
+
+    Sums are in float32 within a block, and in float64 over blocks.
+    """
     total = np.zeros((mean.size, mean.size))
     for block in _blocks(values):
         is_row = np.arange(len(block.values)) < block.row_count

@@ -78,11 +78,10 @@ FILTER_RANGE = (-2 * SIZE, 3 * SIZE)
 
 
 def transform(images: ArrayLike) -> Array:
-    """Return the scattering transform of second order, with 2 scales and 8
-    orientations.
+    """Return the scattering transform of second order.
 
-    Channels: S₀; S₁ by scale, then orientation; S₂ by the orientation of the first
-    wavelet, then of the second.
+    It has 2 scales and 8 orientations. Channels: S₀; S₁ by scale, then orientation; S₂
+    by the orientation of the first wavelet, then of the second.
 
     Args:
         images: [N, 28, 28] or [N, 784], floats in [0, 1] or bytes, which are divided by

@@ -1,2 +1,4 @@
-"""Grids of points, the engines that compute them and their cache; the paper's figures,
-and studies past the paper."""
+"""Grids of points, the engines that compute them and their cache.
+
+The paper's figures are here, and studies past the paper.
+"""

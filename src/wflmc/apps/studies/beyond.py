@@ -5,6 +5,7 @@ They go from its schemes to ours, step by step.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,8 @@ EXAMPLE_CLIP = 9.0
 device."""
 RECORD_SNR = 30.0
 """SNR of the study of records, in dB."""
+RECORD_SCHEMES = ("device, paper", "device, exact", "record, exact")
+"""Curves of the study of records, in the order of `Promises`."""
 RECORD_EPSILONS = tuple(float(epsilon) for epsilon in range(1, 21))
 """ε of the study of records."""
 SMALL_STEP_FACTOR = 0.3
@@ -105,17 +108,16 @@ def schemes_of(setting: MultiSample) -> dict[str, Scheme]:
     by_law = Policy(objective="exact")
     limited = Policy(objective="exact", max_round_noise=1.0)
     nothing = Privacy(None, None, setting.clip)
+    small_steps = Scheme(promises.exact, policy=limited, step_size=small_step)
     return {
         "equal (the paper's)": Scheme(promises.paper, power="equal", policy=by_paper),
         "optimized (the paper's)": Scheme(promises.paper, policy=by_paper),
         "+ corrected bound": Scheme(promises.paper),
         "+ exact accountant": Scheme(promises.exact),
         "+ exact law as objective": Scheme(promises.exact, policy=by_law),
-        "+ step 0.3/(mu+L), noise limit 1": Scheme(
-            promises.exact, policy=limited, step_size=small_step
-        ),
-        "+ one example hidden, not a device": Scheme(
-            promises.record, policy=limited, step_size=small_step
+        "+ step 0.3/(mu+L), noise limit 1": small_steps,
+        "+ one example hidden, not a device": small_steps._replace(
+            privacy=promises.record
         ),
         "noiseless, unclipped": Scheme(nothing, power="noiseless"),
     }
@@ -135,28 +137,37 @@ def beyond_gaussian(setting: MultiSample, chains: int = 2000) -> Study:
         on the first channel; `beyond_ess` has the exact effective sample size of one
         chain.
     """
+    names = tuple(schemes_of(setting))
+    points = tuple(Point(snr_db, names) for snr_db in SNR_GRID)
+    identity = {**identity_of(setting, "posterior"), "chains": chains}
+    measure = partial(_measure_gaussian, setting=setting, chains=chains)
+    return Study("beyond_gaussian", points, names, identity, measure)
+
+
+def _measure_gaussian(
+    point: Point,
+    progress: Progress,
+    *,
+    setting: MultiSample,
+    chains: int,
+) -> Tables:
+    """Return distances and effective sample sizes of all schemes at an SNR."""
     posterior = setting.posterior
     schemes = schemes_of(setting)
-
-    def measure(point: Point, progress: Progress) -> Tables:
-        snr_db = float(point.x or 0)
-        tables: Tables = {"beyond_w2": [], "beyond_ess": [], "beyond_chains": []}
-        for index, (name, scheme) in enumerate(schemes.items()):
-            plans = _plans(setting, snr_db, scheme)
-            ess = np.array([exact_ess(posterior, plan).min() for plan in plans])
-            trace = sample(jax.random.key(0), posterior, plans[0], chains)
-            distance = estimate_w2_sq(trace.theta, posterior.exact)
-            worst = _worst(posterior, plans)
-            chains_row = Row("beyond", name, snr_db, distance.worst, distance.worst_se)
-            tables["beyond_w2"].append(mean_row("beyond", name, snr_db, worst))
-            tables["beyond_ess"].append(mean_row("beyond", name, snr_db, ess))
-            tables["beyond_chains"].append(chains_row)
-            progress((index + 1) / len(schemes))
-        return tables
-
-    points = tuple(Point(snr_db, tuple(schemes)) for snr_db in SNR_GRID)
-    identity = {**identity_of(setting, "posterior"), "chains": chains}
-    return Study("beyond_gaussian", points, tuple(schemes), identity, measure)
+    snr_db = float(point.x or 0)
+    tables: Tables = {"beyond_w2": [], "beyond_ess": [], "beyond_chains": []}
+    for index, (name, scheme) in enumerate(schemes.items()):
+        plans = _plans(setting, snr_db, scheme)
+        ess = np.array([exact_ess(posterior, plan).min() for plan in plans])
+        trace = sample(jax.random.key(0), posterior, plans[0], chains)
+        distance = estimate_w2_sq(trace.theta, posterior.exact)
+        worst = _worst(posterior, plans)
+        chains_row = Row("beyond", name, snr_db, distance.worst, distance.worst_se)
+        tables["beyond_w2"].append(mean_row("beyond", name, snr_db, worst))
+        tables["beyond_ess"].append(mean_row("beyond", name, snr_db, ess))
+        tables["beyond_chains"].append(chains_row)
+        progress((index + 1) / len(schemes))
+    return tables
 
 
 def record_study(setting: MultiSample) -> Study:
@@ -171,22 +182,26 @@ def record_study(setting: MultiSample) -> Study:
         A study with two tables. `record` has the exact W2², worst after burn-in, mean
         over channels; `record_budget` has the Σ 2(αℓ)²/N0 that may be spent.
     """
-    names = ("device, paper", "device, exact", "record, exact")
-    posterior = setting.posterior
+    points = tuple(Point(epsilon, RECORD_SCHEMES) for epsilon in RECORD_EPSILONS)
+    identity = identity_of(setting, "posterior")
+    measure = partial(_measure_records, setting=setting)
+    return Study("record", points, RECORD_SCHEMES, identity, measure)
 
-    def measure(point: Point, progress: Progress) -> Tables:
-        epsilon = float(point.x or 0)
-        tables: Tables = {"record": [], "record_budget": []}
-        for name, privacy in zip(names, _promises(setting, epsilon), strict=True):
-            plans = _plans(setting, RECORD_SNR, Scheme(privacy))
-            worst = _worst(posterior, plans)
-            budget = float(_device_budget(setting, privacy))
-            tables["record"].append(mean_row("record", name, epsilon, worst))
-            tables["record_budget"].append(Row("record_budget", name, epsilon, budget))
-        return tables
 
-    points = tuple(Point(epsilon, names) for epsilon in RECORD_EPSILONS)
-    return Study("record", points, names, identity_of(setting, "posterior"), measure)
+def _measure_records(
+    point: Point, progress: Progress, *, setting: MultiSample
+) -> Tables:
+    """Return distances and budgets of all promises at an ε."""
+    epsilon = float(point.x or 0)
+    promises = _promises(setting, epsilon)
+    tables: Tables = {"record": [], "record_budget": []}
+    for name, privacy in zip(RECORD_SCHEMES, promises, strict=True):
+        plans = _plans(setting, RECORD_SNR, Scheme(privacy))
+        worst = _worst(setting.posterior, plans)
+        budget = float(_device_budget(setting, privacy))
+        tables["record"].append(mean_row("record", name, epsilon, worst))
+        tables["record_budget"].append(Row("record_budget", name, epsilon, budget))
+    return tables
 
 
 def _device_budget(setting: MultiSample, privacy: Privacy) -> float:

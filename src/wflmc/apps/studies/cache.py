@@ -82,17 +82,17 @@ def software() -> dict[str, str]:
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(not_results):
             sources.update(name.encode() + path.read_bytes())
-    return {
-        "wflmc": __version__,
-        "sources": sources.hexdigest(),
+    libraries = {name: metadata.version(name) for name in LIBRARIES}
+    settings = {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
+    hardware = {
         "machine": platform.machine(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "kind": jax.default_backend(),
         "count": str(jax.device_count()),
         "BLAS threads": _blas_threads(),
-        **{name: metadata.version(name) for name in LIBRARIES},
-        **{name: str(getattr(jax.config, name)) for name in JAX_SETTINGS},
     }
+    package = {"wflmc": __version__, "sources": sources.hexdigest()}
+    return {**package, **hardware, **libraries, **settings}
 
 
 def _blas_threads() -> str:

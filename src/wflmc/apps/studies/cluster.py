@@ -97,8 +97,10 @@ class DaskEngine:
         tasks: Sequence[TaskT],
         progress: Progress,
     ) -> Iterator[tuple[int, ResultT | Failure]]:
-        """Yield indices and results as workers finish; they report no parts of
-        tasks."""
+        """Yield indices and results as workers finish.
+
+        They report no parts of tasks: `progress` is not called.
+        """
         if not tasks:
             return
         client = self._open_client()
@@ -161,8 +163,7 @@ def _start(stack: ExitStack, workers: int | None) -> distributed.Client:
 
 
 def _connect(address: str, warn: Warn) -> distributed.Client:
-    """Return a client of the scheduler at an address, or of the one that writes a
-    file."""
+    """Return a client of the scheduler at an address, or of one that writes a file."""
     scheduler = {"address": address}
     if address.endswith(".json"):
         file = os.path.expanduser(address)
@@ -245,8 +246,7 @@ def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
 
 
 def _result(future: distributed.Future) -> Any:
-    """Return the result of a task, or its failure; raise if its worker cannot be
-    used."""
+    """Return the result of a task or its failure; raise if its worker is unusable."""
     if future.status != "error":
         return future.result()
     error = future.exception()

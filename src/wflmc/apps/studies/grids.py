@@ -1,5 +1,4 @@
-"""Grids of values, as `wflmc sweep --grid` takes them, and the points that they
-span."""
+"""Grids of values, as `wflmc sweep --grid` takes them, and their points."""
 
 import itertools
 import math
@@ -124,16 +123,14 @@ def _split(text: str) -> list[str]:
 
 def _is_open(text: str) -> bool:
     """Return whether a bracket or a quotation mark of a text is not closed."""
-    has_open_bracket = any(
-        text.count(opening) > text.count(closing) for opening, closing in BRACKETS
-    )
-    has_open_quote = any(text.count(mark) % 2 for mark in QUOTES)
-    return has_open_bracket or has_open_quote
+    for opening, closing in BRACKETS:
+        if text.count(opening) > text.count(closing):
+            return True
+    return any(text.count(mark) % 2 for mark in QUOTES)
 
 
 def _is_range(item: str) -> bool:
-    """Return whether a value is meant as a range: it begins with a number and a
-    colon."""
+    """Return whether a value begins with a number and a colon, as a range does."""
     first, colon, _ = item.partition(":")
     return bool(colon) and _number(first) is not None
 
@@ -147,8 +144,10 @@ def _meaning(value: str) -> Fraction | str:
 
 
 def _number(text: str) -> Fraction | None:
-    """Return a decimal number exactly; None for other texts and beyond floats'
-    range."""
+    """Return a decimal number exactly.
+
+    None for other texts, and for numbers beyond the range of floats.
+    """
     try:
         number = Decimal(text.strip())
     except InvalidOperation:
@@ -187,8 +186,7 @@ def _range_numbers(
     text: str,
     parts: list[str],
 ) -> tuple[Fraction, Fraction, Fraction]:
-    """Return the first number, the last and the step, which leads from one to the
-    other.
+    """Return the first number of a range, the last, and a step that leads there.
 
     Args:
         text: of the grid, for errors.

@@ -9,6 +9,7 @@ does not have to cover the choice: on the other data set, or, as in the literatu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -225,16 +226,11 @@ def league_plan(
         adjacency: replace or add-remove.
         link: of the experiment.
     """
-    privacy = Privacy(
-        epsilon=epsilon,
-        delta=None if epsilon is None else DELTA,
-        clip=CLIP,
-        unit="record",
-        example_clip=settings.example_clip,
-        adjacency=adjacency,
-    )
     power = "no-dp" if epsilon is None else "equal"
-    step_size, sampler = settings.sampler(int(posterior.sizes.sum()))
+    examples = int(posterior.sizes.sum())
+    step_size, sampler = settings.sampler(examples)
+    privacy = _promise(settings, epsilon, adjacency)
+    policy = Policy(power, objective="average")
     return plan(
         posterior,
         link,
@@ -243,8 +239,22 @@ def league_plan(
         burn_in=ROUNDS - KEPT_ROUNDS,
         samples=KEPT_ROUNDS,
         sampler=sampler,
-        policy=Policy(power, objective="average"),
+        policy=policy,
         initial_w2_sq=0.0,
+    )
+
+
+def _promise(
+    settings: LeagueSettings, epsilon: float | None, adjacency: str
+) -> Privacy:
+    """Return the promise for a record; without an ε its clipping thresholds alone."""
+    return Privacy(
+        epsilon=epsilon,
+        delta=None if epsilon is None else DELTA,
+        clip=CLIP,
+        unit="record",
+        example_clip=settings.example_clip,
+        adjacency=adjacency,
     )
 
 
@@ -265,19 +275,13 @@ def descent_plan(
         epsilon: ε of a record at δ = 1e-5, add-remove.
         link: of the experiment.
     """
-    privacy = Privacy(
-        epsilon,
-        DELTA,
-        CLIP,
-        unit="record",
-        example_clip=settings.example_clip,
-        adjacency="add-remove",
-    )
+    privacy = _promise(settings, epsilon, "add-remove")
+    examples = int(posterior.sizes.sum())
     return baselines.gradient_descent(
         posterior,
         link,
         privacy,
-        step_size=settings.step / int(posterior.sizes.sum()),
+        step_size=settings.step / examples,
         rounds=ROUNDS,
         average=KEPT_ROUNDS,
         init="zero",
@@ -347,16 +351,14 @@ def _split_scheme(scheme: str) -> tuple[str, str]:
 
 
 class _PrivateImages:
-    """The features and the posterior of a data set; of one at a time, a gigabyte
-    each."""
+    """The features and the posterior of one data set at a time, a gigabyte each."""
 
     def __init__(self) -> None:
         self._name: str | None = None
         self._data: tuple[Features, SoftmaxPosterior] | None = None
 
     def load(self, name: str) -> tuple[Features, SoftmaxPosterior]:
-        """Return the data of a data set, which are read unless they were the last
-        ones."""
+        """Return the data of a data set; they are read unless they were the last."""
         if self._data is None or self._name != name:
             self._data = None  # frees the memory before more is taken
             features = league_features(name)
@@ -378,23 +380,6 @@ def league_study(setting: League) -> Study:
         A study with the tables `league` (accuracy), `league_ece`, `league_nll`,
         `league_epsilon` and `league_free`, and `league_rhat` with unclipped chains.
     """
-    images = _PrivateImages()
-
-    def measure(point: Point, progress: Progress) -> Tables:
-        name, _ = _split_scheme(point.schemes[0])
-        features, posterior = images.load(name)
-        execution = Execution(
-            memory=setting.memory,
-            progress=lambda finished, rounds: progress(finished / rounds),
-        )
-        if not point.xs:
-            return _unclipped(name, features, posterior, execution)
-        rows = [
-            entry(scheme, epsilon, posterior, setting.experiments)
-            for scheme, epsilon in zip(point.schemes, point.xs, strict=True)
-        ]
-        return _scored(rows, features, posterior, execution)
-
     points: list[Point] = []
     order: list[str] = []
     for name in PUBLIC_DATA_SET:
@@ -409,7 +394,31 @@ def league_study(setting: League) -> Study:
         "settings": settings,
         "rounds": [ROUNDS, KEPT_ROUNDS, UNCLIPPED_RUNS, UNCLIPPED_CHAINS],
     }
+    measure = partial(_measure, setting=setting, images=_PrivateImages())
     return Study("league", tuple(points), tuple(order), identity, measure)
+
+
+def _measure(
+    point: Point,
+    progress: Progress,
+    *,
+    setting: League,
+    images: _PrivateImages,
+) -> Tables:
+    """Return the scores of a point."""
+    name, _ = _split_scheme(point.schemes[0])
+    features, posterior = images.load(name)
+    execution = Execution(
+        memory=setting.memory,
+        progress=lambda finished, rounds: progress(finished / rounds),
+    )
+    if not point.xs:
+        return _unclipped(name, features, posterior, execution)
+    rows = [
+        entry(scheme, epsilon, posterior, setting.experiments)
+        for scheme, epsilon in zip(point.schemes, point.xs, strict=True)
+    ]
+    return _scored(rows, features, posterior, execution)
 
 
 def _points_of(name: str) -> list[Point]:

@@ -139,8 +139,7 @@ def _image_data_sets(figures: list[str]) -> Sequence[str]:
 
 
 def _fetch_images(names: Sequence[str], note: Warn) -> None:
-    """Fetch the data sets that are not on this machine, unless WFLMC_DATA names a
-    folder."""
+    """Fetch data sets that are not on this machine, unless WFLMC_DATA is set."""
     for name in names:
         if os.environ.get(VARIABLE):
             continue

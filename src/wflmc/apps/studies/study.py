@@ -1,5 +1,4 @@
-"""A study: grid points, what is measured at each of them, and running them with a
-cache.
+"""Studies: grid points, what is measured at each of them, and a run with a cache.
 
 An interrupted study continues where it stopped, and a finished one is read back.
 """

@@ -1,2 +1,4 @@
-"""The figures of the paper, one file for each group that shares a computation, with the
-claims made about them."""
+"""The figures of the paper, with the claims made about them.
+
+There is one file for each group of figures that shares a computation.
+"""

@@ -50,8 +50,10 @@ class Curves:
         self.error: dict[str, NDArray[np.float64]] = {}
         for scheme in dict.fromkeys(row.scheme for row in rows):
             curve = [row for row in rows if row.scheme == scheme]
-            self.y[scheme] = np.array([row.y or 0.0 for row in curve])
-            self.error[scheme] = np.array([row.y_se or 0.0 for row in curve])
+            y = [row.y or 0.0 for row in curve]
+            errors = [row.y_se or 0.0 for row in curve]
+            self.y[scheme] = np.array(y)
+            self.error[scheme] = np.array(errors)
 
     def ratio(self, above: str, below: str, start: float) -> NDArray[np.float64]:
         """Return the ratio of two curves.
@@ -110,15 +112,17 @@ def sample_schemes(
         By scheme, a trace with one chain for each experiment.
     """
     all_plans = [plan for scheme_plans in plans.values() for plan in scheme_plans]
+    chain_numbers = [*numbers] * len(plans)
     execution = Execution(
         memory=setting.memory,
         progress=lambda finished, rounds: progress(finished / rounds),
     )
+    key = jax.random.key(setting.seed)
     trace = sample(
-        jax.random.key(setting.seed),
+        key,
         posterior,
         all_plans,
-        numbers=[*numbers] * len(plans),
+        numbers=chain_numbers,
         execution=execution,
         keep_burn_in=keep_burn_in,
     )

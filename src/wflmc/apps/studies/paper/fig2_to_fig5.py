@@ -5,6 +5,7 @@ There everything is in closed form.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -182,13 +183,16 @@ def closed_form_study(name: str, setting: Setting) -> Study:
         name: of the figure, one of `NAMES`.
         setting: of the study.
     """
-
-    def measure(grid_point: Point, progress: Progress) -> Tables:
-        return {name: point(name, setting, float(grid_point.x or 0))}
-
     order = (LMC, POWER, DP) if name == "fig2" else SCHEMES
     grid = tuple(Point(float(x), order) for x in points(name, setting))
-    return Study(name, grid, order, {}, measure)
+    return Study(name, grid, order, {}, partial(_measure, name, setting))
+
+
+def _measure(
+    name: str, setting: Setting, grid_point: Point, progress: Progress
+) -> Tables:
+    """Return the rows of a point."""
+    return {name: point(name, setting, float(grid_point.x or 0))}
 
 
 class Limits(NamedTuple):
@@ -272,7 +276,13 @@ class _Comparison:
         return self._setting.plan(scheme, *link).objective
 
     def ratio(self, above: str, below: str, *link: float) -> float:
-        """Return the bound of one scheme over that of another."""
+        """Return the bound of one scheme over that of another.
+
+        Args:
+            above: scheme of the numerator.
+            below: scheme of the denominator.
+            link: SNR, step size and perhaps ε.
+        """
         return self.bound(above, *link) / self.bound(below, *link)
 
     def regime(self, *link: float) -> str:
@@ -298,16 +308,14 @@ def claims(setting: Setting) -> list[Claim]:
     comparison = _Comparison(setting)
     largest_lmc_step = _boundary(
         lambda step_size: comparison.regime(30, step_size) == LMC,
-        setting.step(0.05),
-        setting.step(2),
+        low=setting.step(0.05),
+        high=setting.step(2),
     )
-    return [
-        _start_claim(setting),
-        _regimes_claim(setting),
-        *_fig3_claims(setting, comparison, largest_lmc_step),
-        *_fig4_claims(setting, comparison, largest_lmc_step),
-        *_fig5_claims(setting, comparison),
-    ]
+    general_claims = [_start_claim(setting), _regimes_claim(setting)]
+    fig3_claims = _fig3_claims(setting, comparison, largest_lmc_step)
+    fig4_claims = _fig4_claims(setting, comparison, largest_lmc_step)
+    fig5_claims = _fig5_claims(setting, comparison)
+    return [*general_claims, *fig3_claims, *fig4_claims, *fig5_claims]
 
 
 def _start_claim(setting: Setting) -> Claim:
@@ -362,39 +370,38 @@ def _fig3_claims(
         f"η = {slow:.3g}, the theorem's limit is {largest_lmc_step or np.nan:.3g}; "
         f"bound {loss:.1%} above noiseless"
     )
-    return [
-        Claim(
-            "fig3a",
-            "power-limited up to (dB)",
-            16.6,
-            power_until,
-            _is_near(power_until, 16.6, 0.05),
-        ),
-        Claim(
-            "fig3a",
-            "equal to noiseless-DP from (dB)",
-            22.0,
-            ideal_from,
-            (ideal_from or MAX_SNR) <= 22,
-            note="exact boundary; depends on μ and L",
-        ),
-        Claim(
-            "fig3a",
-            "optimized beats equal where DP-limited: smallest ratio",
-            "> 1",
-            gain,
-            gain > 1,
-        ),
-        Claim(
-            "fig3b",
-            "at high SNR the regime is",
-            LMC,
-            regime_at_40,
-            regime_at_40 == LMC,
-            contradiction=regime_at_40 == DP,
-            note=slow_note,
-        ),
-    ]
+    power_claim = Claim(
+        "fig3a",
+        "power-limited up to (dB)",
+        16.6,
+        power_until,
+        _is_near(power_until, 16.6, 0.05),
+    )
+    ideal_claim = Claim(
+        "fig3a",
+        "equal to noiseless-DP from (dB)",
+        22.0,
+        ideal_from,
+        (ideal_from or MAX_SNR) <= 22,
+        note="exact boundary; depends on μ and L",
+    )
+    gain_claim = Claim(
+        "fig3a",
+        "optimized beats equal where DP-limited: smallest ratio",
+        "> 1",
+        gain,
+        gain > 1,
+    )
+    slow_claim = Claim(
+        "fig3b",
+        "at high SNR the regime is",
+        LMC,
+        regime_at_40,
+        regime_at_40 == LMC,
+        contradiction=regime_at_40 == DP,
+        note=slow_note,
+    )
+    return [power_claim, ideal_claim, gain_claim, slow_claim]
 
 
 def _fig4_claims(
@@ -421,45 +428,44 @@ def _fig4_claims(
     equal_ratio = comparison.bound("equal", 30, fast) / comparison.bound(
         "equal", 18, fast
     )
-    return [
-        Claim(
-            "fig4",
-            "LMC-limited up to η =",
-            0.51e-4,
-            largest_lmc_step,
-            _is_near(largest_lmc_step, 0.51e-4, 0.005e-4),
-        ),
-        Claim(
-            "fig4",
-            "there all schemes agree: largest difference",
-            0.0,
-            spread,
-            spread < 1e-9,
-        ),
-        Claim(
-            "fig4a",
-            "at 18 dB, η = 0.4/(μ+L), the regime is",
-            POWER,
-            regime_at_18,
-            regime_at_18 == POWER,
-            contradiction=regime_at_18 == DP,
-            note=dp_note,
-        ),
-        Claim(
-            "fig4b",
-            "at 30 dB, η = 0.4/(μ+L), the regime is",
-            DP,
-            regime_at_30,
-            regime_at_30 == DP,
-        ),
-        Claim(
-            "fig4",
-            "equal power gains nothing from 18 to 30 dB: ratio",
-            1.0,
-            equal_ratio,
-            abs(equal_ratio - 1) < 1e-9,
-        ),
-    ]
+    boundary_claim = Claim(
+        "fig4",
+        "LMC-limited up to η =",
+        0.51e-4,
+        largest_lmc_step,
+        _is_near(largest_lmc_step, 0.51e-4, 0.005e-4),
+    )
+    agreement_claim = Claim(
+        "fig4",
+        "there all schemes agree: largest difference",
+        0.0,
+        spread,
+        spread < 1e-9,
+    )
+    power_claim = Claim(
+        "fig4a",
+        "at 18 dB, η = 0.4/(μ+L), the regime is",
+        POWER,
+        regime_at_18,
+        regime_at_18 == POWER,
+        contradiction=regime_at_18 == DP,
+        note=dp_note,
+    )
+    privacy_claim = Claim(
+        "fig4b",
+        "at 30 dB, η = 0.4/(μ+L), the regime is",
+        DP,
+        regime_at_30,
+        regime_at_30 == DP,
+    )
+    equal_claim = Claim(
+        "fig4",
+        "equal power gains nothing from 18 to 30 dB: ratio",
+        1.0,
+        equal_ratio,
+        abs(equal_ratio - 1) < 1e-9,
+    )
+    return [boundary_claim, agreement_claim, power_claim, privacy_claim, equal_claim]
 
 
 def _fig5_claims(setting: Setting, comparison: _Comparison) -> list[Claim]:
@@ -477,21 +483,20 @@ def _fig5_claims(setting: Setting, comparison: _Comparison) -> list[Claim]:
         f"at ε = 6 the bounds are {loss_at_6:.1%} apart, "
         "too little to see in the figure"
     )
-    return [
-        Claim(
-            "fig5",
-            "DP-limited up to ε =",
-            13.5,
-            dp_until,
-            _is_near(dp_until, 13.5, 0.06),
-        ),
-        Claim(
-            "fig5",
-            "equal to noiseless-DP up to ε =",
-            6.0,
-            ideal_until,
-            boundary >= 6,
-            contradiction=0 < boundary < 6,
-            note=ideal_note,
-        ),
-    ]
+    boundary_claim = Claim(
+        "fig5",
+        "DP-limited up to ε =",
+        13.5,
+        dp_until,
+        _is_near(dp_until, 13.5, 0.06),
+    )
+    ideal_claim = Claim(
+        "fig5",
+        "equal to noiseless-DP up to ε =",
+        6.0,
+        ideal_until,
+        boundary >= 6,
+        contradiction=0 < boundary < 6,
+        note=ideal_note,
+    )
+    return [boundary_claim, ideal_claim]

@@ -5,6 +5,7 @@ They are measured by W2² to the exact posterior.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -129,15 +130,23 @@ def multi_sample_study(name: str, setting: MultiSample) -> Study:
             "at least 2: distances are estimated over chains",
         )
 
-    def measure(point: Point, progress: Progress) -> Tables:
-        x = float(point.x or 0)
-        if name == "fig6":
-            return measure_w2(name, setting, x, x, setting.rounds // 2, progress)
-        return measure_w2(name, setting, x, FIG7_SNR, int(x), progress)
-
     grid = SNR_GRID if name == "fig6" else BURN_IN_GRID
     points = tuple(Point(x, SCHEMES) for x in grid)
+    measure = partial(_measure_fig6 if name == "fig6" else _measure_fig7, setting)
     return Study(name, points, SCHEMES, identity_of(setting, "posterior"), measure)
+
+
+def _measure_fig6(setting: MultiSample, point: Point, progress: Progress) -> Tables:
+    """Return distances at an SNR."""
+    snr_db = float(point.x or 0)
+    burn_in = setting.rounds // 2
+    return measure_w2("fig6", setting, snr_db, snr_db, burn_in, progress)
+
+
+def _measure_fig7(setting: MultiSample, point: Point, progress: Progress) -> Tables:
+    """Return distances at an S_b."""
+    x = float(point.x or 0)
+    return measure_w2("fig7", setting, x, FIG7_SNR, int(x), progress)
 
 
 def measure_w2(

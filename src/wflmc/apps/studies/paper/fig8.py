@@ -5,7 +5,8 @@ Beside it is what the figure leaves open: unlike devices, and clipping.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple, TypedDict
 
 import jax
@@ -216,20 +217,29 @@ def mnist_study(setting: Mnist) -> Study:
         and `fig8_brier`, and `fig8_paired` with differences of calibration errors over
         the same channels and noise.
     """
-    posterior = setting.posterior()
     wireless = tuple(scheme for scheme in ORDER if scheme not in IDEAL)
+    wireless_points = [Point(snr_db, wireless) for snr_db in SNR_GRID]
+    points = (Point(None, IDEAL), *wireless_points)
+    identity = identity_of(setting, "features")
+    measure = partial(_measure_fig8, setting=setting, posterior=setting.posterior())
+    return Study("fig8", points, ORDER, identity, measure)
 
-    def measure(point: Point, progress: Progress) -> Tables:
-        x = point.x or 0.0  # schemes without an x do not depend on the SNR
-        at_snr = dataclasses.replace(setting, snr_db=x)
-        values = _batches(at_snr, posterior, point.schemes, progress)
-        tables = tables_of("fig8", values, x, SCORES)
-        if set(PAIRS[0]) <= set(values):
-            tables["fig8_paired"] = _paired_rows(values, x)
-        return tables
 
-    points = (Point(None, IDEAL), *(Point(snr_db, wireless) for snr_db in SNR_GRID))
-    return Study("fig8", points, ORDER, identity_of(setting, "features"), measure)
+def _measure_fig8(
+    point: Point,
+    progress: Progress,
+    *,
+    setting: Mnist,
+    posterior: SoftmaxPosterior,
+) -> Tables:
+    """Return the scores of a point's schemes."""
+    x = point.x or 0.0  # schemes without an x do not depend on the SNR
+    at_snr = dataclasses.replace(setting, snr_db=x)
+    values = _batches(at_snr, posterior, point.schemes, progress)
+    tables = tables_of("fig8", values, x, SCORES)
+    if set(PAIRS[0]) <= set(values):
+        tables["fig8_paired"] = _paired_rows(values, x)
+    return tables
 
 
 def _paired_rows(values: Scores, x: float) -> list[Row]:
@@ -285,23 +295,46 @@ def recipes_study(
         grid: values of x.
         score: what is tabulated beside `SCORES`: clip_rate or epsilon.
     """
-    posteriors: dict[tuple[str, bool, str], SoftmaxPosterior] = {}
-
-    def measure(point: Point, progress: Progress) -> Tables:
-        (scheme,) = point.schemes
-        x = float(point.x or 0)
-        at_x: Recipe = {"clip": x} if varies == "clip" else {"snr_db": x}
-        by_recipe = dataclasses.replace(setting, **recipes[scheme])
-        changed = dataclasses.replace(by_recipe, **at_x)
-        kind = (changed.partition, changed.intercept, changed.whiten)
-        if kind not in posteriors:
-            posteriors[kind] = changed.posterior()
-        values = _batches(changed, posteriors[kind], ("optimized",), progress)
-        return tables_of(name, {scheme: values["optimized"]}, x, (*SCORES, score))
-
+    measure = _RecipeMeasure(
+        name=name,
+        setting=setting,
+        recipes=recipes,
+        varies=varies,
+        scores=(*SCORES, score),
+    )
     points = tuple(Point(x, (scheme,)) for x in grid for scheme in recipes)
     identity = {**identity_of(setting, "features"), "recipes": recipes}
     return Study(name, points, tuple(recipes), identity, measure)
+
+
+@dataclass(frozen=True)
+class _RecipeMeasure:
+    """Scores of one recipe at one x."""
+
+    name: str
+    setting: Mnist
+    recipes: Mapping[str, Recipe]
+    varies: Literal["snr_db", "clip"]
+    scores: tuple[str, ...]
+    """Which scores are tabulated."""
+    posteriors: dict[tuple[str, bool, str], SoftmaxPosterior] = field(
+        default_factory=dict
+    )
+    """By partition, intercept and whitening; filled as points need them."""
+
+    def __call__(self, point: Point, progress: Progress) -> Tables:
+        """Return the scores of the point's recipe."""
+        (scheme,) = point.schemes
+        x = float(point.x or 0)
+        at_x: Recipe = {"clip": x} if self.varies == "clip" else {"snr_db": x}
+        by_recipe = dataclasses.replace(self.setting, **self.recipes[scheme])
+        changed = dataclasses.replace(by_recipe, **at_x)
+        kind = (changed.partition, changed.intercept, changed.whiten)
+        if kind not in self.posteriors:
+            self.posteriors[kind] = changed.posterior()
+        values = _batches(changed, self.posteriors[kind], ("optimized",), progress)
+        of_scheme = {scheme: values["optimized"]}
+        return tables_of(self.name, of_scheme, x, self.scores)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
@@ -427,14 +460,15 @@ def _sbfl(
     links: Sequence[Link],
     numbers: range,
 ) -> NDArray[np.float32]:
-    """Return the estimates of scalable Bayesian federated learning, [experiment, 1,
-    m]."""
-    authors_step = 1 / (1 + posterior.L / np.sum(posterior.sizes))
+    """Return the estimates of SBFL, [experiment, 1, m]."""
+    mean_curvature = posterior.L / np.sum(posterior.sizes)
+    authors_step = 1 / (1 + mean_curvature)
+    rounds = setting.burn_in + setting.samples
     estimates = baselines.sbfl(
         jax.random.key(setting.seed),
         posterior,
         links,
-        rounds=setting.burn_in + setting.samples,
+        rounds=rounds,
         step_size=authors_step,
         numbers=numbers,
     )
@@ -529,7 +563,9 @@ def claims(tables: Tables) -> list[Claim]:
 def _sbfl_outcome(ece: Curves) -> _Outcome:
     """Return whether SBFL is worse calibrated than all schemes, at every SNR."""
     scheme_errors = [y for name, y in ece.y.items() if name != "sbfl"]
-    ratio = float(np.min(ece.y["sbfl"] / np.max(scheme_errors, axis=0)))
+    worst_scheme = np.max(scheme_errors, axis=0)
+    ratios = ece.y["sbfl"] / worst_scheme
+    ratio = float(np.min(ratios))
     return _Outcome(
         "SBFL is worse calibrated than every WFLMC scheme: smallest ratio of ECE",
         "> 1",
@@ -546,15 +582,20 @@ def _without_dp_outcome(ece: Curves, paired: Curves) -> _Outcome:
     # Too small to see or to be significant: with many experiments paired errors are
     # smaller than what can be seen.
     visible = VISIBLE_DIFFERENCE * ece.y["optimized"]
-    is_same = np.abs(margin) < np.maximum(visible, 2 * error)
+    tolerance = np.maximum(visible, 2 * error)
+    is_same = np.abs(margin) < tolerance
+    is_no_worse = bool(np.all((margin >= 0) | is_same))
     levels = ", ".join(f"{snr_db:g}" for snr_db in ece.x[is_same]) or "no"
+    note = (
+        f"within 1 % or two errors at {levels} dB; "
+        f"paired errors up to {error.max():.1g}"
+    )
     return _Outcome(
         "without DP, ECE is the lowest: smallest margin of optimized over it",
         "≥ 0",
         float(margin.min()),
-        bool(np.all((margin >= 0) | is_same)),
-        f"within 1 % or two errors at {levels} dB; "
-        f"paired errors up to {error.max():.1g}",
+        is_no_worse,
+        note,
     )
 
 
@@ -563,10 +604,11 @@ def _equal_outcome(ece: Curves, paired: Curves) -> _Outcome:
     is_used = ece.x >= 20
     gain = paired.y["equal - optimized"][is_used]
     error = paired.error["equal - optimized"][is_used]
+    is_no_worse = bool(np.all(gain >= -2 * error))
     return _Outcome(
         "optimized is no worse than equal from 20 dB on: mean difference of ECE",
         "≥ 0",
         float(gain.mean()),
-        bool(np.all(gain >= -2 * error)),
+        is_no_worse,
         f"paired standard error {error.max():.1g} at each SNR",
     )
