@@ -583,7 +583,7 @@ class NoiseNewtonSystem(NamedTuple):
 class NoiseDirection(NamedTuple):
     """A step of all unknowns."""
 
-    y: Array
+    relative_noise: Array
     """Of v, relative to v, [S]."""
     level: float
     """Of t."""
@@ -718,7 +718,9 @@ class NoisePath:
         )
         slacks = change - self.residual
         prices = target - self.multipliers - system.ratio * slacks
-        return NoiseDirection(y=y, level=level, slacks=slacks, prices=prices)
+        return NoiseDirection(
+            relative_noise=y, level=level, slacks=slacks, prices=prices
+        )
 
     def step(self) -> bool:
         """Move to the next point of the path, by a predictor and a corrector.
@@ -740,11 +742,12 @@ class NoisePath:
         corrector = self._direction(system, centre - second_order)
         largest_fall = np.full(self.rounds, MAX_RELATIVE_STEP - self.min_centering)
         length = BOUNDARY_FRACTION * min(
-            self._longest_step(corrector), _reach(largest_fall, corrector.y)
+            self._longest_step(corrector),
+            _reach(largest_fall, corrector.relative_noise),
         )
-        if not np.isfinite(length * corrector.y).all():
+        if not np.isfinite(length * corrector.relative_noise).all():
             return False
-        self.v = self.v * (1 + length * corrector.y)
+        self.v = self.v * (1 + length * corrector.relative_noise)
         self.level = self.level + length * corrector.level
         self.slacks = self.slacks + length * corrector.slacks
         self.multipliers = self.multipliers + length * corrector.prices
