@@ -34,14 +34,14 @@ PAPER_DATA = SHARED_DATA / "gaussian_paper.npz"
 
 
 NEEDED = {
-    "make test-full": "time: `make test-full` runs the large counts",
-    "authors' data": "the paper authors' data set: put gaussian_paper.npz into ../shared/data",
-    "MNIST": "MNIST: `wflmc data mnist` fetches it; then WFLMC_DATA=FOLDER make test",
-    "Chromium": "a browser: `make browser` installs Chromium",
-    "no GPU": "a GPU: WFLMC_GPU=1 make test",
-    "pip install": "an optional package: the reason names it (-rs lists them)",
+    "make test-full": "large counts: `make test-full` runs them",
+    "authors' data": "the authors' data not found: put gaussian_paper.npz into ../shared/data",
+    "MNIST": "MNIST not found: `wflmc data mnist` fetches it; then WFLMC_DATA=FOLDER make test",
+    "Chromium": "no browser found: `make browser` installs Chromium",
+    "no GPU": "no GPU used: WFLMC_GPU=1 make test",
+    "pip install": "an optional package not found: the reason names it (-rs lists them)",
 }
-"""Words in the reason of a skipped test, and how to have what it needs."""
+"""Words in the reason of a skipped test, with what is missing and how to get it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped and how to have it."""
+    """List what was skipped and how to enable it."""
     reasons = [
         str(report.longrepr[2]).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for reason in reasons
     )
     for remedy, number in needs.items():
-        terminalreporter.write_line(f"{number} skipped for want of {remedy}.")
+        terminalreporter.write_line(f"{number} skipped: {remedy}.")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
