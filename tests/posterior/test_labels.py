@@ -12,6 +12,7 @@ from wflmc.evaluation import predictive_scores
 from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
+from ..report.report_tools import Page
 
 KEY = jax.random.key(0)
 NAMES = {
@@ -173,7 +174,7 @@ def test_files(call, tmp_path, data):
     wanted = strict(call("run", path, "--set", "posterior.data=e.npz", "--json")[1])
     assert found["accuracy"] == wanted["accuracy"]
     assert call("report", tmp_path / "o")[0] == 0
-    page = (tmp_path / "o" / "report.html").read_text()
+    page = Page((tmp_path / "o" / "report.html").read_text()).text
     assert "into 3 classes (1, 2, 3)" in page
     assert "(class 3, feature 1)" in page
 
