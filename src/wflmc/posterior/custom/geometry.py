@@ -235,8 +235,8 @@ class Derivatives:
     def hessian(self, theta: Array) -> Array:
         """Compute the Hessian of the cost, column by column, in float64.
 
-        Every column is a product with a unit vector: one call of a program each, which
-        compiles faster than one for all columns.
+        Every column is a product with a unit vector, by one call of a program each. It
+        is not made symmetric: columns differ from rows by rounding.
 
         Args:
             theta: θ[m].
