@@ -1,4 +1,4 @@
-"""Evaluation of a trace: distance to the posterior, calibration, convergence diagnostics, privacy spent."""
+"""Evaluation of a trace: distances, calibration, convergence and privacy spent."""
 
 from wflmc.evaluation.burn_in import choose_burn_in
 from wflmc.evaluation.conditioning import Moments, NoiseAware, noise_aware
@@ -22,7 +22,25 @@ from wflmc.evaluation.wasserstein import (
 )
 
 __all__ = [
-    "Calibration", "Coverage", "Evaluation", "ExactLaw", "Moments", "NoiseAware", "calibration", "choose_burn_in",
-    "diagnose", "estimate_w2_sq", "evaluate", "exact_ess", "exact_law", "exact_w2_sq", "floor_w2_sq", "noise_aware",
-    "predictive_scores", "preload", "regression_scores", "reliability", "simulated_coverage",
-]  # fmt: skip
+    "Calibration",
+    "Coverage",
+    "Evaluation",
+    "ExactLaw",
+    "Moments",
+    "NoiseAware",
+    "calibration",
+    "choose_burn_in",
+    "diagnose",
+    "estimate_w2_sq",
+    "evaluate",
+    "exact_ess",
+    "exact_law",
+    "exact_w2_sq",
+    "floor_w2_sq",
+    "noise_aware",
+    "predictive_scores",
+    "preload",
+    "regression_scores",
+    "reliability",
+    "simulated_coverage",
+]

@@ -1,7 +1,8 @@
 """What clipping leaves of examples' gradients, on average over the examples.
 
 At a distance from the mode, an example's gradient of norm e there has changed by a
-Gaussian δ along its own direction. Both fractions here depend on the variance of δ alone.
+Gaussian δ along its own direction. Both fractions here depend on the variance of δ
+alone.
 """
 
 import numpy as np
@@ -10,10 +11,10 @@ from scipy.special import ndtr
 from wflmc.dynamics import Array
 
 QUANTILES = (np.arange(64) + 0.5) / 64
-"""Of the norms of examples that are all clipped alike: enough of them for a forecast,
-and sooner done than all."""
+"""Of the norms of examples that have one threshold: enough of them for a forecast, and
+faster than all."""
 SMALLEST_VARIANCE = 1e-300
-"""In the place of zero."""
+"""In the place of zero, whose logarithm is taken."""
 LOG_SPACING = 0.05
 """Of the points at which a fraction is tabulated, in log variance. As the fraction is
 made of Φ(a/√v), the polynomials between them are off by less than 1e-10."""
@@ -48,10 +49,12 @@ class ExampleClipping:
         """`changes_left` at e^((first + i) LOG_SPACING), extended as it is needed."""
 
     def gradients_left(self, variance: Array) -> Array:
-        """Return what is left of a gradient.
+        """Return the fraction that is left of an example's gradient, on average.
+
+        The norm of a gradient is taken to be the root of its mean square, √(e² + v).
 
         Args:
-            variance: of δ, [W].
+            variance: v of δ, in several rounds, [W].
 
         Returns:
             The mean over examples of min(1, limit/norm), [W].
@@ -61,7 +64,14 @@ class ExampleClipping:
         return (left.sum(0) + self.norms.size - len(left)) / self.norms.size
 
     def gradients_left_slope(self, variance: Array) -> Array:
-        """Return the derivative of log `gradients_left` by that of the variance, [W]."""
+        """Return the derivative of log `gradients_left` by that of the variance.
+
+        Args:
+            variance: of δ, [W].
+
+        Returns:
+            The derivative, [W]; 0 where no example is clipped, else negative.
+        """
         left, norm_sq = self._left_of_longest(variance)
         of_examples = np.where(left < 1, left / norm_sq, 0.0)
         mean = of_examples.sum(0) / self.norms.size
@@ -84,10 +94,11 @@ class ExampleClipping:
         return left, norm_sq
 
     def changes_left(self, variance: Array) -> Array:
-        """Return what is left of a change of the gradient, as at a change of θ.
+        """Return the fraction that is left of a change of the gradient.
 
-        For a number clipped at ±c it is the slope of the best linear fit,
-        P(|e + δ| < c).
+        It is what remains of the curvature where θ changes. For a number clipped at ±c
+        it is the slope of the best linear fit, P(|e + δ| < c). A table is interpolated,
+        to 1e-10, which grows as it is needed.
 
         Args:
             variance: of δ, [W].
@@ -98,7 +109,14 @@ class ExampleClipping:
         return self._interpolate(variance, LAGRANGE)
 
     def changes_left_slope(self, variance: Array) -> Array:
-        """Return the derivative of `changes_left` by the logarithm of the variance, [W]."""
+        """Return the derivative of `changes_left` by the logarithm of the variance.
+
+        Args:
+            variance: of δ, [W].
+
+        Returns:
+            The derivative of the interpolated table, [W].
+        """
         return self._interpolate(variance, LAGRANGE_SLOPE) / LOG_SPACING
 
     def _interpolate(self, variance: Array, weights: np.ndarray) -> Array:
@@ -106,12 +124,13 @@ class ExampleClipping:
 
         Args:
             variance: of δ, [W].
-            weights: of these points, as polynomials in the place between two, [6, 6].
+            weights: of these points, as polynomials in the fraction of the way from one
+                point to the next, [6, 6].
         """
-        place = np.log(variance + SMALLEST_VARIANCE) / LOG_SPACING
-        index = np.floor(place)
+        position = np.log(variance + SMALLEST_VARIANCE) / LOG_SPACING
+        index = np.floor(position)
         powers = np.ones((STENCIL.size, variance.size))
-        powers[1:] = place - index
+        powers[1:] = position - index
         np.multiply.accumulate(powers, axis=0, out=powers)
         return np.einsum("pw,pw->w", weights @ powers, self._around(index))
 
@@ -120,9 +139,8 @@ class ExampleClipping:
         first = index.min() + STENCIL[0]
         last = index.max() + STENCIL[-1]
         points = index + STENCIL[:, None]
-        if (
-            not last - first < points.size
-        ):  # a table would take longer, or these are nan
+        # A table would take longer than this, or the variances are nan.
+        if not last - first < points.size:
             flat = np.exp(LOG_SPACING * points.ravel())
             return self._changes_left(flat).reshape(points.shape)
         self._extend(int(first), int(last))
@@ -137,8 +155,9 @@ class ExampleClipping:
         before = np.arange(first, self._first)
         after = np.arange(end, last + 1)
         if before.size or after.size:
-            new = self._changes_left(np.exp(LOG_SPACING * np.append(before, after)))
-            parts = (new[: before.size], self._table, new[before.size :])
+            points = np.append(before, after)
+            values = self._changes_left(np.exp(LOG_SPACING * points))
+            parts = (values[: before.size], self._table, values[before.size :])
             self._table = np.concatenate(parts)
             self._first = min(first, self._first)
 

@@ -227,11 +227,13 @@ class _Summary:
     def add(self, window: Window) -> None:
         """Take the next window into account.
 
+        Rounds of burn-in count for the fraction that is left of gradients alone.
+
         Args:
             window: whose rounds follow those of the window before.
         """
-        of_devices = np.fmin.reduce(window.devices_left, axis=0)
-        smallest = np.fmin.reduce(of_devices * window.examples_left)
+        of_devices = np.fmin.reduce(window.left.devices, axis=0)
+        smallest = np.fmin.reduce(of_devices * window.left.examples)
         self.smallest_left = float(np.fmin(self.smallest_left, smallest))
         first = max(0, self.burn_in - window.rounds.start)
         if first < window.curvature.size:
@@ -247,12 +249,12 @@ class _Summary:
         std = np.sqrt(np.maximum(law.covariance[..., 0], 0.0))
         std_error = std - groups.precision[:, None] ** -0.5
         std_error_sq = groups.sizes[:, None] * std_error**2
-        devices_left = window.devices_left[:, first:].mean(0)
+        devices_left = window.left.devices[:, first:].mean(0)
         summaries = _RoundSummaries(
             w2_sq=mean_sq.sum(0) + std_error_sq.sum(0),
             scaled_w2_sq=precision @ mean_sq + groups.precision @ std_error_sq,
-            clip_rate=window.is_cut[:, first:].mean(0),
-            fraction_left=window.examples_left[first:] * devices_left,
+            clip_rate=window.left.is_cut[:, first:].mean(0),
+            fraction_left=window.left.examples[first:] * devices_left,
         )
         self.windows.append(summaries)
 
@@ -264,7 +266,8 @@ class _Summary:
         size = self.lagged.shape[-1]
         recursion = BlockRecursion([1] * len(covariance), covariance.shape[1], size)
         with_position = [covariance[..., entry] for entry in range(size)]
-        matrix = self.rounds.matrices(window.curvature[first:], rounds)
+        curvature = self.rounds.curvature_of_groups(window.curvature[first:])
+        matrix = self.rounds.matrices(curvature, rounds)
         lagged = recursion.solve(matrix, with_position, self.lagged)
         self.lagged = lagged[:, -1]
         with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
@@ -279,10 +282,8 @@ class _Summary:
         Returns:
             The forecast, in which nan counts as infinite.
         """
-        fields = zip(*self.windows, strict=True)
-        rounds = _RoundSummaries(
-            *(_infinite(np.concatenate(parts)) for parts in fields)
-        )
+        fields = [np.concatenate(parts) for parts in zip(*self.windows, strict=True)]
+        rounds = _RoundSummaries(*map(_infinite, fields))
         precision = self.rounds.precision
         variance = float((1 / precision).sum())
         draws = rounds.w2_sq.size

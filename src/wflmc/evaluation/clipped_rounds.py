@@ -7,15 +7,16 @@ with kinetic dynamics its velocity, to
 
 The curvature c and the push depend on the fraction that clipping leaves of every
 device's gradient, and this depends on mean and covariance before the round. For given
-fractions both recursions are linear, and triangular systems solve them for all rounds of
-a window. Fractions and recursions are therefore computed in turns, in sweeps, until they
-no longer change.
+fractions both recursions are linear, and triangular systems solve them for all rounds
+of a window. Fractions and recursions are therefore computed in turns, in sweeps, until
+they no longer change.
 
 Where clipping is strong the fractions depend mostly on one number of a round,
 q = E‖Λx‖², the mean square of the gradient's change since the mode. From sweep to sweep
-q is extrapolated by Newton's method, with one precision for all directions: a few sweeps
-do what would else take dozens. After n sweeps the first n rounds are exact in any case.
-A window that does not settle is halved, and one of a single round has nothing to settle.
+q is extrapolated by Newton's method, with one precision for all directions: a few
+sweeps do what would else take dozens. After n sweeps the first n rounds are exact in
+any case. A window that does not settle is halved, and one of a single round has nothing
+to settle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +32,8 @@ from wflmc.evaluation.clipped_examples import ExampleClipping
 from wflmc.support.recursion import BlockRecursion, Entries
 
 TOLERANCE = 3e-7
-"""Relative change of the gradients' moments, from one sweep to the next, after which one
-more sweep is the last: it leaves an error of some 1e-9 in a forecast."""
+"""Relative change of the gradients' moments, from one sweep to the next, after which
+one more sweep is the last: it leaves an error of some 1e-9 in a forecast."""
 SMALL_CHANGE = 0.1
 """Relative change of the moments up to which Newton's method keeps its derivatives."""
 MAX_SWEEPS = 40
@@ -60,13 +61,24 @@ class Law(NamedTuple):
     triangle, by row."""
 
     def between(self, first: int, last: int | None) -> "Law":
-        """Return the law at some of its times."""
+        """Return the law at successive times.
+
+        Args:
+            first: the index of the first time; negative ones count from the end.
+            last: the index after the last time; None for all to the end.
+
+        Returns:
+            The law with a time axis, a view of this one.
+        """
         times = slice(first, last)
         return Law(self.mean[:, times], self.covariance[:, times])
 
     @property
     def end(self) -> "Law":
-        """The law at the last of its times, without a time axis."""
+        """The law at the last of its times, without a time axis.
+
+        After a window, it is that with which the next window starts.
+        """
         return Law(self.mean[:, -1], self.covariance[:, -1])
 
 
@@ -87,13 +99,26 @@ class DirectionGroups(NamedTuple):
 
     @classmethod
     def of(cls, precision: Array, start: Array) -> "DirectionGroups":
-        """Return the groups of directions of these precisions and variances, [d] each."""
+        """Group directions that are equal in both respects.
+
+        Args:
+            precision: λ of every direction, [d].
+            start: variance of the position along it at the start, [d].
+
+        Returns:
+            The groups, those of the smallest precision first.
+        """
         order = np.lexsort((start, precision))
         pairs = np.stack([precision, start], axis=1)[order]
-        is_first = np.append(True, np.any(pairs[1:] != pairs[:-1], axis=1))
-        first = np.flatnonzero(is_first)
-        count = np.diff(np.append(first, precision.size))
-        return cls(pairs[first, 0], count, pairs[first, 1], order)
+        is_new = np.any(pairs[1:] != pairs[:-1], axis=1)
+        first = np.flatnonzero(np.append(True, is_new))
+        sizes = np.diff(np.append(first, precision.size))
+        return cls(
+            precision=pairs[first, 0],
+            sizes=sizes,
+            start=pairs[first, 1],
+            order=order,
+        )
 
 
 class GradientMoments(NamedTuple):
@@ -107,11 +132,19 @@ class GradientMoments(NamedTuple):
     """Of the change of an example's gradient along its own direction, [W]; None where
     examples are not clipped."""
 
-    def distance(self, other: "GradientMoments") -> float:
-        """Return the largest relative change from another sweep's."""
+    def distance(self, previous: "GradientMoments") -> float:
+        """Return the largest relative change since the sweep before.
+
+        Args:
+            previous: the moments of the same rounds in that sweep.
+
+        Returns:
+            The largest change over the window's rounds, relative to q; that of the
+            variance of examples follows from these.
+        """
         size = np.maximum(self.square, SMALLEST_SQUARE)
-        of_square = np.abs(self.square - other.square) / size
-        difference = self.change - other.change
+        of_square = np.abs(self.square - previous.square) / size
+        difference = self.change - previous.change
         of_mean = np.einsum("dw,dw->w", difference, difference) / size
         return float(np.maximum(of_square.max(), np.sqrt(of_mean.max())))
 
@@ -133,16 +166,23 @@ class Feedback:
         self.recursion = BlockRecursion([1], enters[0].size, len(enters))
 
     def extrapolate(
-        self, moments: GradientMoments, other: GradientMoments
+        self, moments: GradientMoments, previous: GradientMoments
     ) -> GradientMoments:
         """Return moments with q corrected by Newton's method.
 
+        A correction by more than a factor of 1e4 is cut to that, and one that is nan is
+        left out: the next sweep starts from q as it is.
+
         Args:
             moments: that a sweep has led to.
-            other: that it was made with.
+            previous: that the sweep was made with.
+
+        Returns:
+            The moments to make the next sweep with. The variance of examples' gradients
+            changes by the same factors as q; the mean does not.
         """
         square = moments.square
-        change = square - other.square
+        change = square - previous.square
         increments = [enters * change for enters in self.enters]
         start = np.zeros((1, len(increments)))
         response = self.recursion.solve(self.matrix, increments, start)
@@ -155,16 +195,53 @@ class Feedback:
         return GradientMoments(moments.change, square * factor, variance)
 
 
-class Window(NamedTuple):
-    """Some rounds in a row, with what clipping leaves of gradients in each of them."""
+class GradientsLeft(NamedTuple):
+    """What clipping leaves of gradients in every round of a window."""
 
-    rounds: slice
-    devices_left: Array
-    """Of every device's gradient, [K, W]."""
+    norm_sq: Array
+    """Squared norms of the devices' gradients if these were not clipped, [K, W]."""
+    devices: Array
+    """The fraction that is left of every device's gradient, [K, W]."""
     is_cut: NDArray[np.bool_]
     """Where that is less than all of it, [K, W]."""
-    examples_left: Array
-    """Of the examples' gradients before, on average, [W]."""
+    examples: Array
+    """The fraction that is left of the examples' gradients before, on average, [W]."""
+    changes: Array
+    """The same of changes of the examples' gradients, [W]."""
+    weight: Array
+    """Of devices' gradients in the update, times what is left of them, [K, W]."""
+    depends_on_moments: bool
+    """Whether anything is cut, so that other moments would leave something else."""
+
+    @classmethod
+    def all(cls, weight: Array) -> "GradientsLeft":
+        """Return what is left without clipping.
+
+        Args:
+            weight: of every device's gradient in the update, [K, W].
+
+        Returns:
+            Fractions of 1; squared norms, which nothing depends on, are 1 as well.
+        """
+        rounds = weight.shape[1]
+        return cls(
+            norm_sq=np.ones(weight.shape),
+            devices=np.ones(weight.shape),
+            is_cut=np.zeros(weight.shape, dtype=bool),
+            examples=np.ones(rounds),
+            changes=np.ones(rounds),
+            weight=weight,
+            depends_on_moments=False,
+        )
+
+
+class Window(NamedTuple):
+    """Some rounds in a row, and what clipping leaves of gradients in each of them."""
+
+    rounds: slice
+    """Of the plan."""
+    left: GradientsLeft
+    """In each of them."""
     curvature: Array
     """c, which gradients still have of the curvature of the cost, [W]."""
     law: Law
@@ -202,7 +279,12 @@ class ClippedRounds:
     def windows(self) -> Iterator[Window]:
         """Yield the law of all rounds, window by window.
 
-        A chain that diverges ends in inf or nan.
+        Windows are as long as the processor's cache allows. One that does not settle is
+        halved, and the next may be twice as long again. A chain that diverges ends in
+        inf or nan, without an error.
+
+        Yields:
+            Windows that follow one another, from the first round to the last.
         """
         count = self.step_size.size
         longest = self._longest_window
@@ -221,21 +303,15 @@ class ClippedRounds:
             length = min(2 * length, longest)
 
     def matrices(self, curvature: Array, rounds: slice) -> Entries:
-        """Return M(c λ) of every group of directions.
+        """Return M, which takes a state to the next, for curvatures of the cost.
 
         Args:
-            curvature: c of these rounds, [W].
+            curvature: c λ of directions in these rounds, [..., W].
             rounds: of the plan, W of them.
 
         Returns:
-            The entries, by row and column, [g, W] each.
+            The entries, by row and column, [..., W] each.
         """
-        return self.matrices_at(
-            np.multiply.outer(self.groups.precision, curvature), rounds
-        )
-
-    def matrices_at(self, curvature: Array, rounds: slice) -> Entries:
-        """Return M for the curvature of directions in every round, [..., W]."""
         matrix = []
         for drifts, slopes in zip(self.drift, self.slope, strict=True):
             row = []
@@ -243,6 +319,18 @@ class ClippedRounds:
                 row.append(drift[rounds] + curvature * slope[rounds])
             matrix.append(row)
         return matrix
+
+    def curvature_of_groups(self, curvature: Array) -> Array:
+        """Return c λ of every group of directions.
+
+        Args:
+            curvature: c of some rounds, [W].
+
+        Returns:
+            The curvature that clipped gradients still have along the directions of each
+            group, [g, W], as `matrices` takes it.
+        """
+        return np.multiply.outer(self.groups.precision, curvature)
 
     @cached_property
     def is_clipped(self) -> bool:
@@ -266,27 +354,30 @@ class ClippedRounds:
 
     def _matrix_at(self, curvature: float) -> Array:
         """Return M for one curvature, [n, n, S]."""
-        hessian = np.full((self.step_size.size, 1, 1), curvature)
-        matrix, _, _ = self.dynamics.linear_round(
-            self.step_size, hessian, hessian[..., 0]
-        )
+        matrix, _ = self._linear_round(curvature)
         return np.ascontiguousarray(np.moveaxis(matrix, 0, -1))
+
+    def _linear_round(self, curvature: float) -> tuple[Array, Array]:
+        """Return M[S, n, n] and how the update enters the state, for one curvature."""
+        hessian = np.full((self.step_size.size, 1, 1), curvature)
+        linear = hessian[..., 0]
+        matrix, _, enters = self.dynamics.linear_round(self.step_size, hessian, linear)
+        return matrix, enters
 
     @cached_property
     def enters(self) -> Array:
         """How the update enters the state, [n, S]."""
-        hessian = np.ones((self.step_size.size, 1, 1))
-        _, _, enters = self.dynamics.linear_round(
-            self.step_size, hessian, hessian[..., 0]
-        )
-        by_round = np.broadcast_to(
-            enters[..., 0], (self.step_size.size, enters.shape[-2])
-        )
+        _, enters = self._linear_round(1.0)
+        shape = (self.step_size.size, enters.shape[-2])
+        by_round = np.broadcast_to(enters[..., 0], shape)
         return np.ascontiguousarray(by_round.T)
 
     @cached_property
     def noise_enters(self) -> Sequence[Array]:
-        """How the noise of the update enters the covariance, its upper triangle, [S]."""
+        """How the noise of the update enters the covariance.
+
+        The upper triangle, by row, [S] each.
+        """
         return [self.enters[r] * self.enters[c] for r, c in _triangle(len(self.enters))]
 
     @cached_property
@@ -301,14 +392,23 @@ class ClippedRounds:
 
     @cached_property
     def norm_terms(self) -> Array:
-        """Factors in ‖pull‖² + share² q + 2 share pull·Λx, a squared norm, [K, 2 + d]."""
-        share = self.data_share[:, None]
+        """Factors in a squared norm, [K, 2 + d].
+
+        It is ‖pull‖² + share² q + 2 share pull·Λx, where share is the device's
+        `data_share`.
+        """
+        data_share = self.data_share[:, None]
         at_mode = (self.pull**2).sum(-1, keepdims=True)
-        return np.concatenate([at_mode, share**2, 2 * share * self.pull], axis=1)
+        with_change = 2 * data_share * self.pull
+        return np.concatenate([at_mode, data_share**2, with_change], axis=1)
 
     @cached_property
     def sums_over_devices(self) -> Array:
-        """Factors in sums over devices: of data shares, of means, of pulls; [2 + d, K]."""
+        """Factors in sums over devices, [2 + d, K].
+
+        The first sum is weighted by data, the second is the mean, and the others are
+        the sum of pulls along every direction.
+        """
         mean = np.full_like(self.data_share, 1 / self.data_share.size)
         return np.concatenate([self.data_share[None], mean[None], self.pull.T])
 
@@ -349,6 +449,15 @@ class ClippedRounds:
         return length if length >= SHORTEST_WINDOW else 1
 
 
+class _Solution(NamedTuple):
+    """The law of a window for what clipping leaves of gradients."""
+
+    curvature: Array
+    """c of every round, [W]."""
+    law: Law
+    """Before every round and after the last."""
+
+
 class _Sweeps:
     """The sweeps of one window.
 
@@ -366,67 +475,61 @@ class _Sweeps:
         self.weight = chain.weight_of_device[:, rounds]
         self.kick = chain.kick[rounds]
         self.enters = chain.enters[:, rounds]
-        self.noise = [
-            chain.noise[rounds] * enters[rounds] for enters in chain.noise_enters
-        ]
-        shape = (chain.clip.size, self.length)
-        # What follows is overwritten by every sweep.
-        self.norm_sq = np.ones(shape)
-        """Squared norms of the devices' gradients if nothing were clipped, [K, W]."""
-        self.devices_left = np.ones(shape)
-        self.is_cut = np.zeros(shape, dtype=bool)
-        self.has_cuts = False
-        self.examples_left = np.ones(self.length)
-        self.changes_left = np.ones(self.length)
-        self.weight_left = np.array(self.weight)
-        """Of devices' gradients in the update, times what is left of them, [K, W]."""
-        self.curvature = np.empty(self.length)
+        variance = chain.noise[rounds]
+        self.noise = [variance * enters[rounds] for enters in chain.noise_enters]
         counts = chain.groups.sizes.tolist()
         single = [1] * len(counts)
         self.mean_recursion = BlockRecursion(counts, self.length, len(self.enters))
         self.covariance_recursion = BlockRecursion(single, self.length, len(self.noise))
 
     def settle(self) -> Window | None:
-        """Return the law of the window; None where the sweeps do not settle."""
+        """Return the law of the window; None where the sweeps do not settle.
+
+        A sweep computes what is left of gradients of some moments, the law that
+        follows, and its moments. The law is that of the last sweep, made with moments
+        that hardly change any more. Without clipping, the first sweep is exact, and so
+        it is in a window of a single round.
+        """
         is_settled = self.length == 1 or not self.chain.is_clipped
         moments = self._moments(self._constant_law())
-        self._clip(moments)
+        left = self._clip(moments)
         feedback: Feedback | None = None
         distance = np.inf
         for _ in range(MAX_SWEEPS):
-            law = self._solve()
+            solution = self._solve(left)
             if is_settled:
-                return self._window(law)
-            before = law.between(0, -1)
-            new_moments = self._moments(before)
-            had_cuts = self.has_cuts
-            if had_cuts:
+                return self._window(left, solution)
+            law = solution.law.between(0, -1)
+            next_moments = self._moments(law)
+            if left.depends_on_moments:
                 if feedback is None or distance > SMALL_CHANGE:
-                    feedback = self._feedback(before, moments)
-                new_moments = feedback.extrapolate(new_moments, moments)
-            self._clip(new_moments)
-            if not (had_cuts or self.has_cuts):
-                return self._window(law)
-            distance = new_moments.distance(moments)
+                    feedback = self._feedback(left, solution.curvature, law, moments)
+                next_moments = feedback.extrapolate(next_moments, moments)
+            next_left = self._clip(next_moments)
+            if not (left.depends_on_moments or next_left.depends_on_moments):
+                return self._window(next_left, solution)
+            distance = next_moments.distance(moments)
             is_settled = distance <= TOLERANCE
-            moments = new_moments
+            moments = next_moments
+            left = next_left
         return None
 
-    def _window(self, law: Law) -> Window:
+    def _window(self, left: GradientsLeft, solution: _Solution) -> Window:
         return Window(
             rounds=self.rounds,
-            devices_left=self.devices_left,
-            is_cut=self.is_cut,
-            examples_left=self.examples_left,
-            curvature=self.curvature,
-            law=law,
+            left=left,
+            curvature=solution.curvature,
+            law=solution.law,
         )
 
     def _constant_law(self) -> Law:
         """Return the first guess: the law before every round is that of the start."""
-        mean = np.repeat(self.start.mean[:, None], self.length, axis=1)
-        covariance = np.repeat(self.start.covariance[:, None], self.length, axis=1)
-        return Law(mean, covariance)
+        mean = self.start.mean[:, None]
+        covariance = self.start.covariance[:, None]
+        return Law(
+            mean=np.repeat(mean, self.length, axis=1),
+            covariance=np.repeat(covariance, self.length, axis=1),
+        )
 
     def _moments(self, law: Law) -> GradientMoments:
         """Return the moments of gradients, for the law before every round."""
@@ -443,62 +546,77 @@ class _Sweeps:
         energy += _weighted_sum(chain.covariance_weights[1], variance)
         return GradientMoments(change, square, chain.example_factor * energy)
 
-    def _clip(self, moments: GradientMoments) -> None:
-        """Compute what clipping leaves of gradients of these moments."""
+    def _clip(self, moments: GradientMoments) -> GradientsLeft:
+        """Return what clipping leaves of gradients of these moments."""
         chain = self.chain
         if not chain.is_clipped:
-            return
+            return GradientsLeft.all(self.weight)
         terms = np.empty((2 + len(moments.change), self.length))
         terms[0] = 1.0
         terms[1] = moments.square
         terms[2:] = moments.change
-        np.matmul(chain.norm_terms, terms, out=self.norm_sq)
-        np.maximum(self.norm_sq, SMALLEST_SQUARE, out=self.norm_sq)
+        norm_sq = chain.norm_terms @ terms
+        np.maximum(norm_sq, SMALLEST_SQUARE, out=norm_sq)
         clip_sq = chain.clip[:, None] ** 2
+        examples = np.ones(self.length)
+        changes = np.ones(self.length)
         variance = moments.example_variance
         if chain.examples is not None and variance is not None:
-            self.examples_left = chain.examples.gradients_left(variance)
-            self.changes_left = chain.examples.changes_left(variance)
-            clip_sq = clip_sq / self.examples_left**2
-        left = np.divide(clip_sq, self.norm_sq, out=self.devices_left)
-        np.less(left, 1.0, out=self.is_cut)
-        np.minimum(left, 1.0, out=left)
-        np.sqrt(left, out=left)
-        np.multiply(self.weight, left, out=self.weight_left)
-        self.has_cuts = chain.examples is not None or bool(self.is_cut.any())
+            examples = chain.examples.gradients_left(variance)
+            changes = chain.examples.changes_left(variance)
+            clip_sq = clip_sq / examples**2
+        left_sq = clip_sq / norm_sq
+        is_cut = left_sq < 1.0
+        np.minimum(left_sq, 1.0, out=left_sq)
+        left = np.sqrt(left_sq, out=left_sq)
+        return GradientsLeft(
+            norm_sq=norm_sq,
+            devices=left,
+            is_cut=is_cut,
+            examples=examples,
+            changes=changes,
+            weight=self.weight * left,
+            depends_on_moments=chain.examples is not None or bool(is_cut.any()),
+        )
 
-    def _solve(self) -> Law:
+    def _solve(self, left: GradientsLeft) -> _Solution:
         """Return the law before every round and after the last, for what is left."""
         chain = self.chain
-        sums = chain.sums_over_devices @ self.weight_left
-        self.curvature = sums[0] * self.changes_left
-        push = sums[2:] * (self.kick * self.examples_left)
+        sums = chain.sums_over_devices @ left.weight
+        curvature = sums[0] * left.changes
+        push = sums[2:] * (self.kick * left.examples)
         if chain.examples is not None:
             push += np.multiply.outer(chain.cut_off, self.kick * sums[1])
-        matrix = chain.matrices(self.curvature, self.rounds)
+        matrix = chain.matrices(chain.curvature_of_groups(curvature), self.rounds)
         pushes = [-push * enters for enters in self.enters]
         mean = self.mean_recursion.solve(matrix, pushes, self.start.mean)
         covariance = self.covariance_recursion.solve(
             _of_covariance(matrix),
-            self._noise(),
+            self._noise(left),
             self.start.covariance,
         )
-        return Law(mean, covariance)
+        return _Solution(curvature, Law(mean, covariance))
 
-    def _noise(self) -> Sequence[Array]:
+    def _noise(self, left: GradientsLeft) -> Sequence[Array]:
         """Return what a round adds to the covariance, [W] or [g, W] each."""
         chain = self.chain
         if not chain.downlink_noise:
             return self.noise
-        of_devices = _weighted_sum(chain.data_share**2, self.weight_left**2)
-        of_devices *= chain.downlink_noise * (self.kick * self.changes_left) ** 2
+        of_devices = _weighted_sum(chain.data_share**2, left.weight**2)
+        of_devices *= chain.downlink_noise * (self.kick * left.changes) ** 2
         by_group = np.multiply.outer(chain.groups.precision**2, of_devices)
         noise = []
         for of_update, enters in zip(self.noise, chain.noise_enters, strict=True):
             noise.append(of_update + by_group * enters[self.rounds])
         return noise
 
-    def _feedback(self, law: Law, moments: GradientMoments) -> Feedback:
+    def _feedback(
+        self,
+        left: GradientsLeft,
+        curvature: Array,
+        law: Law,
+        moments: GradientMoments,
+    ) -> Feedback:
         """Return how q answers to a change of itself.
 
         A change of q changes what is left of gradients and so the curvature, which
@@ -506,35 +624,45 @@ class _Sweeps:
         precision, weighted by their part of q.
 
         Args:
-            law: before every round, that a sweep has led to.
+            left: what is left of gradients in a sweep.
+            curvature: c of the sweep, [W].
+            law: before every round, that the sweep has led to.
             moments: that it was made with.
         """
         chain = self.chain
-        # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖².
-        slope = self.weight_left / self.norm_sq
-        slope *= self.is_cut
-        curvature_slope = (
-            _weighted_sum(-0.5 * chain.data_share**3, slope) * self.changes_left
-        )
-        variance = moments.example_variance
-        if chain.examples is not None and variance is not None:
-            # The variance of examples' gradients is taken to change as q does.
-            by_log = chain.examples.changes_left_slope(variance)
-            slope_by_log = self.curvature / self.changes_left * by_log
-            # Where a device is cut, less is left to cut.
-            cut = _weighted_sum(chain.data_share, self.weight_left * self.is_cut)
-            by_log = chain.examples.gradients_left_slope(variance)
-            slope_by_log -= cut * self.changes_left * by_log
-            curvature_slope += slope_by_log / moments.square
         spread = self._spread(law)
         cubes = _weighted_sum(chain.precision**3, law.mean[..., 0] ** 2)
         cubes += _weighted_sum(chain.covariance_weights[2], law.covariance[..., 0])
         precision = cubes / np.maximum(spread[0], SMALLEST_SQUARE)
-        matrix = chain.matrices_at(self.curvature * precision, self.rounds)
+        matrix = chain.matrices(curvature * precision, self.rounds)
         motion_slope = [list(row) for row in chain.slope[..., self.rounds]]
         turned = _mixed_products(motion_slope, spread, matrix)
+        curvature_slope = self._curvature_slope(left, curvature, moments)
         enters = [curvature_slope * precision * change for change in turned]
         return Feedback(_of_covariance(matrix), enters)
+
+    def _curvature_slope(
+        self, left: GradientsLeft, curvature: Array, moments: GradientMoments
+    ) -> Array:
+        """Return the derivative of c by q in every round, [W]; arguments as above."""
+        chain = self.chain
+        # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖².
+        slope = left.weight / left.norm_sq
+        slope *= left.is_cut
+        of_devices = _weighted_sum(-0.5 * chain.data_share**3, slope)
+        curvature_slope = of_devices * left.changes
+        variance = moments.example_variance
+        if chain.examples is None or variance is None:
+            return curvature_slope
+        # The variance of examples' gradients is taken to change as q does.
+        by_log = chain.examples.changes_left_slope(variance)
+        slope_by_log = curvature / left.changes * by_log
+        # Where a device is cut, less is left to cut.
+        cut = _weighted_sum(chain.data_share, left.weight * left.is_cut)
+        by_log = chain.examples.gradients_left_slope(variance)
+        slope_by_log -= cut * left.changes * by_log
+        curvature_slope += slope_by_log / moments.square
+        return curvature_slope
 
     def _spread(self, law: Law) -> Sequence[Array]:
         """Return the upper triangle of Σ_d λ_d² E x xᵀ, [W] each."""
@@ -572,11 +700,10 @@ def _of_covariance(matrix: Entries) -> Entries:
     if len(matrix) == 1:
         return [[matrix[0][0] ** 2]]
     (a, b), (c, d) = matrix
-    return [
-        [a * a, 2 * a * b, b * b],
-        [a * c, a * d + b * c, b * d],
-        [c * c, 2 * c * d, d * d],
-    ]
+    of_position = [a * a, 2 * a * b, b * b]
+    of_both = [a * c, a * d + b * c, b * d]
+    of_velocity = [c * c, 2 * c * d, d * d]
+    return [of_position, of_both, of_velocity]
 
 
 def _mixed_products(

@@ -314,7 +314,13 @@ class _Reception(NamedTuple):
     def of(
         cls, transcript: Transcript, plans: tuple[Plan, ...], moments: Moments
     ) -> "_Reception":
-        """Return the reception of a transcript."""
+        """Return the reception of a transcript.
+
+        Args:
+            transcript: of all chains.
+            plans: of the chains, one or one for each.
+            moments: whose number of examples says how data are split.
+        """
         weights = [transcript.share(plan.weight_received) for plan in plans]
         counts = np.asarray(moments.examples, dtype=float)
         sizes = np.broadcast_to(counts, (plans[0].devices,))
@@ -328,7 +334,15 @@ class _Reception(NamedTuple):
         )
 
     def weights(self, used: NDArray[np.bool_]) -> Array:
-        """Return ω, by which the used rounds are averaged, [chain, round]."""
+        """Return ω, by which the used rounds are averaged.
+
+        Args:
+            used: which rounds are, [chain, round].
+
+        Returns:
+            Weights of sum 1 in every chain, 0 in rounds that are not used,
+            [chain, round].
+        """
         precision = np.where(used, self.precision, 0.0)
         return precision * self._noise(used)[:, None]
 
@@ -338,7 +352,12 @@ class _Reception(NamedTuple):
         return 1 / np.maximum(precision.sum(1), SMALLEST_PRECISION)
 
     def estimate(self, moments: Moments, used: NDArray[np.bool_]) -> "_Estimate":
-        """Return what the used rounds say."""
+        """Return what the used rounds say of the data together.
+
+        Args:
+            moments: of the data.
+            used: which rounds are used, [chain, round].
+        """
         weight = self.weights(used)
         linear = self.position @ (moments.gram + moments.prior) - self.gradient
         mean_weight = (weight[:, None] @ self.weight)[:, 0]
@@ -369,7 +388,7 @@ class _Reception(NamedTuple):
         gradient = of_data + distance @ moments.prior
         norm_sq = (gradient**2).sum(-1)
         curvature = (gradient * (gradient @ moments.gram)).sum(-1)
-        along = np.maximum(curvature, 0.0)
+        gradient_curvature = np.maximum(curvature, 0.0)
         trace = np.reshape(np.trace(moments.gram, 0, -2, -1), (-1, 1))
         square = np.reshape((moments.gram**2).sum((-1, -2)), (-1, 1))
         fraction = np.zeros_like(spread)
@@ -380,7 +399,7 @@ class _Reception(NamedTuple):
         for (q, clip), count in zip(kinds, counts, strict=True):
             mean_square = q**2 * norm_sq + q * (spread * trace + norm_sq / examples)
             of_noise = 2 * (q * spread) ** 2 * square
-            of_both = 4 * q**3 * (spread * along + norm_sq**2 / examples)
+            of_both = 4 * q**3 * (spread * gradient_curvature + norm_sq**2 / examples)
             square_deviation = np.sqrt(of_noise + of_both)
             mean_norm = np.sqrt(mean_square)
             deviation = square_deviation / (2 * mean_norm)

@@ -130,16 +130,10 @@ def simulated_coverage(
     simulated = _simulate_data(key, posterior, data_sets)
     trace = _run_chains(key, posterior, simulated.linear, plans_of_data_sets)
     noise_aware_law = noise_aware(trace, moments or posterior)
-    chain_counts = _count(
-        [central_interval(trace.theta, level) for level in LEVELS],
-        simulated.parameters,
-        posterior,
-    )
-    aware_counts = _count(
-        [noise_aware_law.interval(level) for level in LEVELS],
-        simulated.parameters,
-        posterior,
-    )
+    chain_intervals = [central_interval(trace.theta, level) for level in LEVELS]
+    aware_intervals = [noise_aware_law.interval(level) for level in LEVELS]
+    chain_counts = _count(chain_intervals, simulated.parameters, posterior)
+    aware_counts = _count(aware_intervals, simulated.parameters, posterior)
     return Coverage(
         chain=chain_counts.is_inside.mean((-1, -2)),
         noise_aware=aware_counts.is_inside.mean((-1, -2)),
@@ -263,16 +257,18 @@ def _trace_of(
     rounds = len(plans[0].rounds)
     burn_in = plans[0].burn_in
     noise = reception_noise(plans, slice(None))
+    received = np.asarray(block.info.received)
     transcript = Transcript(
         position=np.asarray(block.info.gradient_position),
-        gradient=noise.scale[..., None] * np.asarray(block.info.received),
+        gradient=noise.scale[..., None] * received,
         noise=noise.variance,
         start=np.arange(rounds),
         rounds=rounds,
     )
     clip_rate = np.asarray(block.info.clip_rate)
+    draws = np.asarray(block.draws).swapaxes(0, 1)
     return Trace(
-        theta=posterior.parameters(np.asarray(block.draws).swapaxes(0, 1)),
+        theta=posterior.parameters(draws),
         clip_rate=clip_rate[burn_in:].T,
         burn_in_clip_rate=clip_rate[:burn_in].mean(1),
         warmup=None,

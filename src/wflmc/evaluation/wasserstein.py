@@ -145,19 +145,26 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     """
     law_of_model = _checked(posterior)
     plans = _as_list(plan)
-    dynamics = jax.tree.map(
-        lambda *values: np.array(values)[:, None], *(plan.dynamics for plan in plans)
-    )
-    motion = Motion(
+    noise = np.stack([plan.noise_variance for plan in plans])
+    laws = law_of_model.chain(_motion_of(plans)).law(noise)
+    return w2_squared(pool(laws), law_of_model.exact)
+
+
+def _motion_of(plans: Sequence[Plan]) -> Motion:
+    """Return how the chains of all plans move, with the plans in front."""
+
+    def stack(*values: float) -> Array:
+        return np.array(values)[:, None]
+
+    dynamics = [plan.dynamics for plan in plans]
+    downlink_noise = [plan.downlink_noise for plan in plans]
+    return Motion(
         step_size=np.stack([plan.step_size for plan in plans]),
         weight=np.stack([plan.weight_received for plan in plans]),
         init=plans[0].init,
-        dynamics=dynamics,
-        downlink=np.array([[plan.downlink_noise] for plan in plans]),
+        dynamics=jax.tree.map(stack, *dynamics),
+        downlink=stack(*downlink_noise),
     )
-    noise = np.stack([plan.noise_variance for plan in plans])
-    laws = law_of_model.chain(motion).law(noise)
-    return w2_squared(pool(laws), law_of_model.exact)
 
 
 def exact_ess(
@@ -342,19 +349,20 @@ def floor_w2_sq(
     Returns:
         The mean over the experiments, and its standard error.
     """
-    variance: Array = np.asarray(np.linalg.eigvalsh(exact.covariance), dtype=float)
+    eigenvalues = np.linalg.eigvalsh(exact.covariance)
+    variance: Array = np.asarray(eigenvalues, dtype=float)
+    correlation = np.exp(-step_size / variance)
+    generator = np.random.default_rng(seed)
     worst = _worst_of_perfect_chains(
-        np.random.default_rng(seed),
+        generator,
         variance,
-        np.exp(-step_size / variance),
+        correlation,
         replicas=replicas,
         chains=chains,
         draws=draws,
     )
-    return PerfectDistance(
-        mean=float(worst.mean()),
-        error=float(worst.std(ddof=1) / replicas**0.5),
-    )
+    error = worst.std(ddof=1) / replicas**0.5
+    return PerfectDistance(mean=float(worst.mean()), error=float(error))
 
 
 def _worst_of_perfect_chains(
