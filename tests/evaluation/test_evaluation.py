@@ -259,7 +259,9 @@ def test_burn_in_is_the_first_round_after_which_rhat_stays_low(monkeypatch, post
     script[10:30] = 1.5
     blocks = iter(np.split(script, [64, 128, 192]))
     monkeypatch.setattr(
-        burn_in, "_block", lambda posterior, now, state, keys: (state, next(blocks))
+        burn_in,
+        "_run_block",
+        lambda posterior, rounds, state, keys: (state, next(blocks)),
     )
     assert choose_burn_in(jax.random.key(0), posterior, 1e-4, 200) == 30
 
