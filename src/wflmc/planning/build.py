@@ -112,8 +112,8 @@ def plan(
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
         policy: who transmits, and how strongly.
-        ledger: privacy loss that each device has spent before, [K]; the plan makes do
-            with what is left of the budgets.
+        ledger: privacy loss that each device has spent before, [K]; the plan spends no
+            more than what is left of the budgets.
         initial_w2_sq: W2² between start and posterior, where a public value is known;
             otherwise it is computed.
 
@@ -293,8 +293,8 @@ class TrialPlan:
     def plan(self) -> Plan:
         """Find the power of the rounds, and make the plan.
 
-        Unlike `plan_from` it derives no notices, which takes time and serves nobody
-        in a search. Every call solves the problem again.
+        Unlike `plan_from` it derives no notices, which would take time and are not
+        needed in a search. Every call solves the problem again.
 
         Returns:
             The plan, with its certificate.

@@ -26,7 +26,7 @@ MAX_STEPS = 100
 MIN_POWER_FRACTION = 1e-12
 """Every round gets at least this fraction of an even split of the tightest budget.
 
-Noise without end helps nobody.
+Unlimited noise would improve nothing.
 """
 MODERATION_TOLERANCE = 1e-7
 """Relative distance given away for a plan without needless noise."""

@@ -192,7 +192,7 @@ def plan_notices(
     """Yield all notices about a plan.
 
     Those about its rounds come first, and those that every plan of the same model has
-    come last. They say what bound, objective and ε do not cover; whoever decides by
+    come last. They say what bound, objective and ε do not cover. Code that decides by
     them compares their codes.
 
     Args:

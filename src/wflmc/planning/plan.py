@@ -491,7 +491,7 @@ class Plan(Shown):
     def ledger(self) -> Array:
         """Return the privacy loss that each device had spent before this plan, [K].
 
-        The plan makes do with what this leaves of the budgets, and `epsilon_spent`
+        The plan spends no more than this leaves of the budgets, and `epsilon_spent`
         includes it. It is 0 for first runs. `spent` has what the plan itself adds.
         """
         return self.context.ledger

@@ -350,7 +350,7 @@ class PowerPath:
 
         Devices that come near their budgets join the working set first. The predictor
         aims at a gap of zero; how far it could go decides what the corrector aims at,
-        which also takes off the predictor's second-order error (worked out for 2x2
+        which also removes the predictor's second-order error (worked out for 2x2
         matrices).
 
         Returns:
@@ -408,7 +408,7 @@ class PowerPath:
         """Return the right-hand side of the matrices for the corrector, [3, S].
 
         Args:
-            predictor: whose second-order error is taken off.
+            predictor: whose second-order error is removed.
             scaling: at the present point.
             target: the mean product that is aimed at.
         """
