@@ -129,8 +129,8 @@ def embed_drawing(
 ) -> Markup:
     """Return an element in which the page's script draws with Plotly.
 
-    The drawing stands as JSON beside the element; the caption below it is what readers
-    who cannot see it are told too.
+    The drawing stands as JSON beside the element. The caption below it is also its
+    label for screen readers.
 
     Args:
         name: the id of the element.
