@@ -334,22 +334,33 @@ class ClippedRounds:
 
     @cached_property
     def is_clipped(self) -> bool:
-        """Whether gradients are clipped, of devices or of examples."""
+        """Whether gradients may be clipped, of devices or of examples.
+
+        Where they are not, the law does not feed back on itself, and a single sweep
+        solves a window exactly.
+        """
         return self.examples is not None or bool(np.isfinite(self.clip).any())
 
     @cached_property
     def precision(self) -> Array:
-        """λ of every direction, [d]."""
+        """λ of every direction, [d], in the order of the groups."""
         return np.repeat(self.groups.precision, self.groups.sizes)
 
     @cached_property
     def drift(self) -> Array:
-        """M without a gradient, [n, n, S]."""
+        """M without a gradient, [n, n, S].
+
+        With overdamped dynamics it is 1; with kinetic ones it moves the position by the
+        velocity, which friction slows down.
+        """
         return self._matrix_at(0.0)
 
     @cached_property
     def slope(self) -> Array:
-        """What a curvature of 1 adds to M, which is linear in it, [n, n, S]."""
+        """What a curvature of 1 adds to M, which is linear in it, [n, n, S].
+
+        So M = drift + c λ slope for every direction, and clipping changes c alone.
+        """
         return self._matrix_at(1.0) - self.drift
 
     def _matrix_at(self, curvature: float) -> Array:
@@ -366,7 +377,12 @@ class ClippedRounds:
 
     @cached_property
     def enters(self) -> Array:
-        """How the update enters the state, [n, S]."""
+        """How the update enters the state, [n, S].
+
+        The update is a gradient times `kick` plus noise. With overdamped dynamics it is
+        added to the position; with kinetic ones to the velocity, and through it to the
+        position of the same round.
+        """
         _, enters = self._linear_round(1.0)
         shape = (self.step_size.size, enters.shape[-2])
         by_round = np.broadcast_to(enters[..., 0], shape)
@@ -382,12 +398,12 @@ class ClippedRounds:
 
     @cached_property
     def kick(self) -> Array:
-        """The factor of the gradient in the update, [S]."""
+        """The factor of the gradient in the update, [S]: η of overdamped dynamics."""
         return np.asarray(self.dynamics.kick(self.step_size))
 
     @cached_property
     def weight_of_device(self) -> Array:
-        """`weight` by device, [K, S]."""
+        """`weight` by device, [K, S], so that a window's rounds lie side by side."""
         return np.ascontiguousarray(self.weight.T)
 
     @cached_property
@@ -425,14 +441,22 @@ class ClippedRounds:
 
     @cached_property
     def example_factor(self) -> float:
-        """Of E x'Λx in the variance of the change of an example's gradient."""
+        """The factor of E x'Λx in the variance of the change of an example's gradient.
+
+        An example has a part tr Λ/N of the curvature and sees a part 1/N of the energy;
+        0 where examples are not clipped by themselves.
+        """
         if self.examples is None:
             return 0.0
         return float(self.precision.sum()) / self.examples.count**2
 
     @cached_property
     def covariance_weights(self) -> Array:
-        """Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient."""
+        """Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient.
+
+        Times the variance of a group they give its part of q = E‖Λx‖², of E x'Λx, and
+        of the mean precision by which q feeds back on itself.
+        """
         powers = np.array([[2], [1], [3]])
         return self.groups.precision**powers * self.groups.sizes
 
