@@ -375,19 +375,22 @@ def _attack_by_kernel(
     base[device] = background
     plus = Canary(example, base)
     minus = Canary(np.float32(target.neighbour) * example, base)
-    weight = np.zeros((len(plan.rounds), TEST_COLUMNS), np.float32)
+    rounds = len(plan.rounds)
+    weight = np.zeros((rounds, TEST_COLUMNS), np.float32)
     for column, test in enumerate(tests):
         weight[:, column] = _unit_weight(test.weight, plan.noise_power)
+    signed_midpoint = signs * target.midpoint[:, device]
     run_side = _KernelSides(
         canaries=(plus, minus),
         rounds=float32_rounds(plan),
         signs=signs.astype(np.float32),
         weight=weight,
-        midpoint=(signs * target.midpoint[:, device]) @ weight,
+        midpoint=signed_midpoint @ weight,
         test_count=len(tests),
     )
+    questions = [test.question for test in tests]
     return _chunked_attack(
-        [test.question for test in tests],
+        questions,
         trials,
         partial(_run_sides, run_side),
         numbers_per_trial=2,
@@ -514,12 +517,9 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
         weight=weight,
         mask=mask,
     )
-    return _attack_by_kernel(
-        target,
-        [FilteredTest(question, weight)],
-        trials,
-        background=(half_distance - example_clip, 2 * clip),
-    )
+    tests = [FilteredTest(question, weight)]
+    background = (half_distance - example_clip, 2 * clip)
+    return _attack_by_kernel(target, tests, trials, background=background)
 
 
 @dataclass(frozen=True, eq=False)
@@ -559,15 +559,12 @@ class _AllDevices:
         """Return the statistics of canaries times factors, [trial, K]."""
         background = -self.target.background.astype(np.float32)
         base = np.broadcast_to(background, factors.shape)
-        example = (self.target.canary_norm * factors).astype(np.float32)
+        example = self.target.canary_norm * factors
+        canary = Canary(example.astype(np.float32), base)
+        signs = np.ones(len(self.weight), np.float32)
+        count = len(factors)
         totals = _filtered_transcripts(
-            key,
-            Canary(example, base),
-            self.rounds,
-            np.ones(len(self.weight), np.float32),
-            self.weight,
-            first,
-            len(factors),
+            key, canary, self.rounds, signs, self.weight, first, count
         )
         return np.asarray(totals) - self.midpoint
 
@@ -592,25 +589,28 @@ def every_device(target: Target, trials: int, mu_limit: float) -> Attack:
     limit = mu_limit**2 / 2
     masks = np.stack([window(loss, limit) for loss in target.loss.T], axis=1)
     weights = _expected_signal(target.signal, plan.gain[:, None]) * masks
-    tests = [
-        _question(
+    tests = []
+    unit_weights = []
+    for device in range(plan.devices):
+        weight = weights[:, device]
+        question = _question(
             "every device",
             target,
             device=device,
             signal=target.signal[:, device],
-            weight=weights[:, device],
+            weight=weight,
             mask=masks[:, device],
             risk_weight=1 / plan.devices,
         )
-        for device in range(plan.devices)
-    ]
-    unit_weights = [_unit_weight(weight, plan.noise_power) for weight in weights.T]
+        tests.append(question)
+        unit_weights.append(_unit_weight(weight, plan.noise_power))
     unit = np.stack(unit_weights, axis=1)
+    midpoint = np.sum(target.midpoint * unit, axis=0)
     run = _AllDevices(
         target=target,
         rounds=float32_rounds(plan),
         weight=unit.astype(np.float32)[:, None],
-        midpoint=np.sum(target.midpoint * unit, axis=0),
+        midpoint=midpoint,
     )
     return _chunked_attack(tests, trials, run, numbers_per_trial=plan.devices)
 
@@ -633,12 +633,12 @@ def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     strength = 1.0 if plan.received is None else plan.received.max()
     total_clip = acting_clips(plan).sum()
     largest_signal = strength * total_clip * plan.gain
-    largest_received = np.sum(largest_signal + 6 * np.sqrt(plan.noise_power))
+    largest_noise = 6 * np.sqrt(plan.noise_power)
+    largest_received = np.sum(largest_signal + largest_noise)
     step_per_received = reach / float(largest_received)
-    slow = plan.with_rounds(
-        step_size=step_per_received * plan.gain / plan.scale,
-        server_noise=np.zeros(len(plan.rounds)),
-    )
+    step_size = step_per_received * plan.gain / plan.scale
+    server_noise = np.zeros(len(plan.rounds))
+    slow = plan.with_rounds(step_size=step_size, server_noise=server_noise)
     context = replace(
         plan.context,
         burn_in=0,
@@ -694,16 +694,16 @@ class _SamplerSides:
         received, before = _transcripts(
             key, canary, self.plan, first=first, count=count
         )
-        signs = direction(before.astype(np.float32), canary.turn).astype(np.float64)
+        directions = direction(before.astype(np.float32), canary.turn)
+        signs = directions.astype(np.float64)
         expected = self.expected * signs
         filters = [expected * self.mask]
         filters += [differences(expected, self.mask, first) for first in self.offsets]
         centred = received[..., 0] - signs * self.midpoint
-        noise_power = self.plan.noise_power
-        statistics = [
-            np.sum(_unit_weight(weight, noise_power) * centred, axis=1)
-            for weight in filters
-        ]
+        statistics = []
+        for weight in filters:
+            unit_weight = _unit_weight(weight, self.plan.noise_power)
+            statistics.append(np.sum(unit_weight * centred, axis=1))
         return np.stack(statistics, axis=1)
 
 
@@ -727,15 +727,15 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
     mask = _part_of_rounds(target, mu_limit)
     signal = target.signal[:, device]
     expected = _expected_signal(signal, plan.gain)
-    noise_step = plan.step_size * plan.scale * np.sqrt(plan.noise_power) / plan.gain
+    noise_std = np.sqrt(plan.noise_power)
+    noise_step = plan.step_size * plan.scale * noise_std / plan.gain
     turn = np.float32(np.min(noise_step))
     example = np.zeros(plan.devices, np.float32)
     example[device] = target.canary_norm
     base = np.where(example > 0, -target.background, 0.0).astype(np.float32)
-    plus, minus = (
-        TurningCanary(np.float32(factor) * example, base, turn)
-        for factor in (1.0, target.neighbour)
-    )
+    plus = TurningCanary(example, base, turn)
+    neighbour = np.float32(target.neighbour)
+    minus = TurningCanary(neighbour * example, base, turn)
     main = _question(
         "whole runs",
         target,
@@ -790,11 +790,12 @@ def by_model(
     background = float(target.background[device])
     sides = canary_pair(posterior, device, size, target.neighbour, background)
     model = type(posterior).__name__.removesuffix("Posterior").lower()
+    # Even an unclipped canary must not go far enough to be learned.
+    reach = 0.1 / (CANARY_NORM_OVER_CLIP * size)
     return by_pair(
         target,
         sides,
-        # Even an unclipped canary must not go far enough to be learned.
-        reach=0.1 / (CANARY_NORM_OVER_CLIP * size),
+        reach=reach,
         trials=trials,
         mu_limit=mu_limit,
         name=f"{model} model",
@@ -854,14 +855,14 @@ def by_pair(
     by_example = bool(np.isfinite(plan.example_clip).any())
     rounds = jax.tree.map(jnp.asarray, float32_rounds(plan))
     start = jnp.zeros((len(plan.rounds), dim))
-    plus, minus = (
-        transmitted(
-            posterior.on_accelerator(1, SUM_MEMORY, by_example), rounds, start
-        ).double
-        for posterior in sides
-    )
+    signals = []
+    for posterior in sides:
+        ready = posterior.on_accelerator(1, SUM_MEMORY, by_example)
+        signals.append(transmitted(ready, rounds, start).double)
+    plus, minus = signals
     weight = mask[:, None] * (plus - minus)
-    deviation = np.sqrt(plan.noise_power * np.sum(weight**2))
+    squares = np.sum(weight**2)
+    deviation = np.sqrt(plan.noise_power * squares)
     if not np.isfinite(deviation) or deviation == 0:
         raise InputError(
             "posterior",
@@ -882,12 +883,9 @@ def by_pair(
         midpoint=(plus + minus) / 2,
         unit_weight=weight / deviation,
     )
-    return _chunked_attack(
-        [test],
-        trials,
-        partial(_run_sides, run_side),
-        numbers_per_trial=len(plan.rounds) * max(2, dim),
-    )
+    run = partial(_run_sides, run_side)
+    numbers_per_trial = len(plan.rounds) * max(2, dim)
+    return _chunked_attack([test], trials, run, numbers_per_trial=numbers_per_trial)
 
 
 @jax.jit

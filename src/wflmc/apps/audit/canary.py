@@ -77,7 +77,8 @@ class Canary(NamedTuple):
         if example_clip is not None:
             factor = clip_factor(jnp.ones(()), example_clip, _norms(example))
             parameter_axes = (1,) * (example.ndim - factor.ndim)
-            example = example * factor.reshape(factor.shape + parameter_axes)
+            factor = factor.reshape(factor.shape + parameter_axes)
+            example = example * factor
         gradient = self.base + example
         norms = _norms(gradient)
         factor = clip_factor(weight, clip, norms)

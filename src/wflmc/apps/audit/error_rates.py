@@ -117,9 +117,12 @@ def counting_threshold(mu: float, trials: int, delta: float, risk: float) -> flo
         The threshold above which a test decides for +.
     """
     cuts = np.linspace(0.0, mu / 2 + CUT_MARGIN, CUT_GRID_SIZE)
-    false_positives = trials * special.ndtr(-cuts - mu / 2)
-    false_negatives = trials * special.ndtr(cuts - mu / 2)
+    false_positive_rate = special.ndtr(-cuts - mu / 2)
+    false_negative_rate = special.ndtr(cuts - mu / 2)
+    false_positives = trials * false_positive_rate
+    false_negatives = trials * false_negative_rate
     false_positive_bound = rate_upper(false_positives, trials, risk / 2)
     false_negative_bound = rate_upper(false_negatives, trials, risk / 2)
     detection = np.maximum(1 - delta - false_negative_bound, MIN_DETECTION)
-    return float(cuts[np.argmax(detection / false_positive_bound)])
+    best = np.argmax(detection / false_positive_bound)
+    return float(cuts[best])

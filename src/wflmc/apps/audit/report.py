@@ -99,9 +99,9 @@ class Finding:
         fpr_upper = float(balanced_rates[0])
         fnr_upper = float(balanced_rates[1])
         proven_mu = mu_lower(fpr_upper, fnr_upper)
-        counted_epsilon = epsilon_by_counting(
-            float(counting_rates[0]), float(counting_rates[1]), delta
-        )
+        false_positive = float(counting_rates[0])
+        false_negative = float(counting_rates[1])
+        counted_epsilon = epsilon_by_counting(false_positive, false_negative, delta)
         losses = [test.mu**2 / 2, proven_mu**2 / 2]
         claimed_epsilon, proven_epsilon = epsilon_spent(losses, delta).tolist()
         return cls(
@@ -234,9 +234,12 @@ class AuditReport:
             "adjacency": self.adjacency,
             "accountant": "exact",
         }
-        tests = [
-            {**asdict(finding), "flagged": finding.flagged} for finding in self.tests
-        ]
+        tests = []
+        for finding in self.tests:
+            fields = asdict(finding)
+            fields["flagged"] = finding.flagged
+            tests.append(fields)
+        trials = [finding.trials for finding in self.tests]
         sums = []
         for summation in self.sums:
             fields = asdict(summation)
@@ -250,7 +253,7 @@ class AuditReport:
             "ratio": self.ratio,
             "consistent": self.consistent,
             "confidence": self.confidence,
-            "trials": max((finding.trials for finding in self.tests), default=0),
+            "trials": max(trials, default=0),
             "tests": tests,
             "sums": sums,
         }

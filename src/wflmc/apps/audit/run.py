@@ -289,8 +289,10 @@ def _checked_model(posterior: Posterior, plan: Plan) -> Regression:
 
 def _affordable_trials(plan: Plan, trials: int, *, max_trials: int) -> int:
     """Return how many trials an attack with expensive ones has, at least 500."""
-    affordable = MAX_DEVICE_ROUNDS / (len(plan.rounds) * plan.devices)
-    upper = min(max_trials, max(trials, MIN_EXPENSIVE_TRIALS))
+    device_rounds = len(plan.rounds) * plan.devices
+    affordable = MAX_DEVICE_ROUNDS / device_rounds
+    needed = max(trials, MIN_EXPENSIVE_TRIALS)
+    upper = min(max_trials, needed)
     return int(np.clip(affordable, MIN_EXPENSIVE_TRIALS, upper))
 
 
@@ -365,18 +367,19 @@ def _run_attack(
         )
     errors = np.zeros((2, 2, len(attack.tests)), dtype=int)
     for first in range(0, attack.trials, attack.chunk):
-        errors += _count_errors(attack.run(key, first, attack.chunk), cuts)
+        statistics = attack.run(key, first, attack.chunk)
+        errors += _count_errors(statistics, cuts)
         count_trials(attack.chunk)
-    findings = [
-        Finding.of(
+    findings = []
+    for column, test in enumerate(attack.tests):
+        finding = Finding.of(
             test,
             errors[..., column],
             attack.trials,
             delta=deltas[column],
             risk=risks[column],
         )
-        for column, test in enumerate(attack.tests)
-    ]
+        findings.append(finding)
     return _without_unremarkable_devices(findings)
 
 

@@ -206,31 +206,26 @@ def change(
     """
     by_example = bool(np.isfinite(example_clip))
     all_devices = np.ones(pair[0].devices)
+    clips = np.float32(clip * all_devices / (1 + rounding))
     example_clips = np.float32(example_clip * all_devices / (1 + rounding))
     constants = KernelConstants(
-        clip=np.float32(clip * all_devices / (1 + rounding)),
+        clip=clips,
         noise_power=np.float32(1),
         dynamics=overdamped(),
         example_clip=example_clips if by_example else None,
     )
     # One round for each chain: they are computed together.
     of_round = np.ones(chains, np.float32)
-    rounds = Rounds(
-        of_round,
-        np.float32(gain) * of_round,
-        of_round[:, None] * np.float32(all_devices),
-        None,
-    )
+    gains = np.float32(gain) * of_round
+    weights = of_round[:, None] * np.float32(all_devices)
+    rounds = Rounds(of_round, gains, weights, None)
     kernel_rounds = KernelRounds(rounds, constants)
     start = jnp.zeros((chains, pair[0].dim))
-    plus, minus = (
-        transmitted(
-            posterior.on_accelerator(chains, SUM_MEMORY, by_example),
-            kernel_rounds,
-            start,
-        ).double
-        for posterior in pair
-    )
+    signals = []
+    for posterior in pair:
+        ready = posterior.on_accelerator(chains, SUM_MEMORY, by_example)
+        signals.append(transmitted(ready, kernel_rounds, start).double)
+    plus, minus = signals
     distances = np.linalg.norm(plus - minus, axis=1)
     return float(distances.max())
 

@@ -105,20 +105,16 @@ def attack_target(
     deltas = _deltas(plan, delta)
     attacked_device = _attacked_device(plan, deltas, device)
     received = _strongest_arrival(plan, csi_error)
-    attacked_plan = replace(
-        plan,
-        rounds=replace(plan.rounds, received=received),
-        context=replace(plan.context, downlink_noise=0.0),
-    )
+    rounds = replace(plan.rounds, received=received)
+    context = replace(plan.context, downlink_noise=0.0)
+    attacked_plan = replace(plan, rounds=rounds, context=context)
     half_change = plan.privacy.half_change(plan.clip, plan.example_clip)
     amplitude = plan.context.uncertainty * plan.weight / plan.scale[:, None]
     signal = plan.gain[:, None] * amplitude * half_change
-    canary_norm = (
-        CANARY_NORM_OVER_CLIP * largest_clip(plan) * max(1.0, 1 / plan.gain.min())
-    )
-    may_be_empty = (
-        plan.privacy.unit == "record" and plan.privacy.adjacency == "add-remove"
-    )
+    over_sent = max(1.0, 1 / plan.gain.min())
+    canary_norm = CANARY_NORM_OVER_CLIP * largest_clip(plan) * over_sent
+    privacy = plan.privacy
+    may_be_empty = privacy.unit == "record" and privacy.adjacency == "add-remove"
     background = half_change if may_be_empty else np.zeros(plan.devices)
     return Target(
         plan=attacked_plan,
