@@ -54,7 +54,7 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
     """
     file = Path(path).expanduser()
     if file.suffix == ".py":
-        content: dict[str, Any] = {"posterior": {"model": f"{file.name}:build"}}
+        content: dict[str, object] = {"posterior": {"model": f"{file.name}:build"}}
     else:
         content = _read_toml(file, str(path))
     for override in overrides or []:
@@ -67,7 +67,7 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
     return with_values(scenario, absolute_paths)
 
 
-def _read_toml(file: Path, shown_path: str) -> dict[str, Any]:
+def _read_toml(file: Path, shown_path: str) -> dict[str, object]:
     """Return the content of a TOML file; errors name it by the path that was passed."""
     with _reading("scenario", shown_path, "a TOML file in UTF-8"):
         text = file.read_text(encoding="utf-8-sig")
@@ -124,7 +124,7 @@ def _reading(key: str, path: str | Path, requirement: str) -> Iterator[None]:
         raise InputError(key, str(path), requirement) from None
 
 
-def _override(content: dict[str, Any], override: str) -> None:
+def _override(content: dict[str, object], override: str) -> None:
     """Put the value of `section.key=value` into the content of a scenario file."""
     key, equals, value = override.partition("=")
     section, dot, name = key.strip().partition(".")
@@ -425,7 +425,7 @@ def _toml_value(value: object) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert results to data that JSON can hold.
 
     Arrays and tuples become lists, numbers of NumPy those of Python, and keys of
@@ -450,7 +450,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Write results as one line of JSON, never with NaN or Infinity in it.
 
     Args:

@@ -293,7 +293,7 @@ def _read_hdf5(file: GainsFile, requirement: str) -> Array:
             raise _no_numbers(file, variable, problem)
         _check_size(file, requirement, dataset.size * dataset.dtype.itemsize)
         values = np.asarray(dataset[()])
-    return _from_pairs(values) if _has_pairs(values.dtype) else values
+    return _from_pairs(values) if _has_pairs(values.dtype.names) else values
 
 
 def _dataset_problem(dataset: Any) -> str | None:
@@ -307,14 +307,14 @@ def _dataset_problem(dataset: Any) -> str | None:
         return "empty"
     if dataset.external or dataset.is_virtual:
         return "stored in another file"
-    if dataset.dtype.kind not in "fciu" and not _has_pairs(dataset.dtype):
+    if dataset.dtype.kind not in "fciu" and not _has_pairs(dataset.dtype.names):
         return f"of type {dataset.dtype}"
     return None
 
 
-def _has_pairs(dtype: np.dtype[Any]) -> bool:
+def _has_pairs(field_names: tuple[str, ...] | None) -> bool:
     """Return whether numbers are stored as a real and an imaginary part."""
-    return dtype.names == ("real", "imag")
+    return field_names == ("real", "imag")
 
 
 def _from_pairs(values: Array) -> Array:
