@@ -316,6 +316,13 @@ def _descend(
     """Run all experiments at once."""
 
     def experiment(gains: jax.Array, snr: jax.Array, number: jax.Array) -> Descent:
+        """Run one experiment.
+
+        Args:
+            gains: |h|, [iteration, device].
+            snr: as a ratio, [device].
+            number: seed of start and noise.
+        """
         start_key = jax.random.fold_in(named(key, "init"), number)
         start = posterior.draw_initial(start_key, init)
         noise_key = jax.random.fold_in(named(key, "sbfl"), number)
@@ -324,6 +331,12 @@ def _descend(
             carry: tuple[jax.Array, jax.Array],
             scheduled: tuple[jax.Array, jax.Array],
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
+            """Run one iteration.
+
+            Args:
+                carry: θ and velocity, [m] each.
+                scheduled: index of the iteration, and |h| of every device.
+            """
             theta, velocity = carry
             index, gain = scheduled
             gradient = posterior.gradients(theta) / sizes[:, None]
@@ -336,8 +349,10 @@ def _descend(
         scheduled = (jnp.arange(gains.shape[0]), gains)
         at_rest = (start, jnp.zeros_like(start))
         (theta, _), _ = jax.lax.scan(iterate, at_rest, scheduled)
-        gradient_norms = jnp.linalg.norm(posterior.gradients(start), axis=-1)
-        return Descent(theta, jnp.linalg.norm(theta - start), gradient_norms.sum())
+        distance = jnp.linalg.norm(theta - start)
+        initial_gradients = posterior.gradients(start)
+        gradient_norms = jnp.linalg.norm(initial_gradients, axis=-1)
+        return Descent(theta, distance, gradient_norms.sum())
 
     return jax.vmap(experiment)(*experiments)
 

@@ -70,10 +70,12 @@ class Whitening(NamedTuple):
             )
         whitened = np.full((len(values), dim + intercept), CONSTANT, np.float32)
         for block in _blocks(values):
-            padded = np.asarray(_times(block.values - self.mean, self.root))
+            centred = block.values - self.mean
+            padded = np.asarray(_times(centred, self.root))
             z = padded[: block.row_count]
             lengths = np.linalg.norm(z, axis=1, keepdims=True)
-            whitened[block.rows, :dim] = z / np.maximum(lengths, self.radius)
+            scale = np.maximum(lengths, self.radius)
+            whitened[block.rows, :dim] = z / scale
         return whitened
 
 
@@ -240,9 +242,10 @@ def _blocks(rows: NDArray[np.floating]) -> Iterator[_Block]:
     """Yield rows in blocks of the same shape."""
     block_rows = min(BLOCK_ROWS, len(rows))
     for start in range(0, len(rows), BLOCK_ROWS):
-        of_block = slice(start, min(start + BLOCK_ROWS, len(rows)))
+        stop = min(start + BLOCK_ROWS, len(rows))
+        of_block = slice(start, stop)
         values = np.zeros((block_rows, rows.shape[1]), np.float32)
-        values[: of_block.stop - start] = rows[of_block]
+        values[: stop - start] = rows[of_block]
         yield _Block(of_block, values)
 
 

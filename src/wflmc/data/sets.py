@@ -206,7 +206,8 @@ def load(name: str, folder: str | Path | None = None) -> Images:
     Raises:
         InputError: if a file is missing, cannot be read, or is not what it should be.
     """
-    files = _read_folder(name, find(name, folder).folder)
+    location = find(name, folder)
+    files = _read_folder(name, location.folder)
     arrays = [_idx_array(file, files[file]) for file in SHA256]
     return Images(*arrays)
 
@@ -422,13 +423,12 @@ def _path_of(folder: Path, name: str) -> Path | None:
 
 def _verified(name: str, files: IdxFiles, source: str) -> IdxFiles:
     """Return the files of a data set; raise if one has another SHA-256."""
-    for file, expected in DATA_SETS[name].sha256.items():
-        if hashlib.sha256(files[file]).hexdigest() != expected:
-            raise InputError(
-                "data",
-                f"{file} of {source}",
-                f"{DATA_SETS[name].content}; its SHA-256 is another",
-            )
+    data_set = DATA_SETS[name]
+    for file, expected in data_set.sha256.items():
+        digest = hashlib.sha256(files[file]).hexdigest()
+        if digest != expected:
+            allowed = f"{data_set.content}; its SHA-256 is another"
+            raise InputError("data", f"{file} of {source}", allowed)
     return files
 
 
@@ -600,9 +600,10 @@ def mnist_features(
     train_pixels = images.train_images[chosen] / 255.0
     test_pixels = images.test_images / 255.0
     directions = principal_directions(train_pixels, components)
+    train_labels = images.train_labels[chosen]
     return Features(
         X=train_pixels @ directions,
-        y=images.train_labels[chosen].astype(np.intp),
+        y=train_labels.astype(np.intp),
         X_test=test_pixels @ directions,
         y_test=images.test_labels.astype(np.intp),
     )
@@ -663,6 +664,7 @@ def principal_directions(X: Array, components: int) -> Array:
     centred = X - X.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
     directions = vectors[:, ::-1][:, :components]
-    largest_entry = np.abs(directions).argmax(0)[None]
-    signs = np.sign(np.take_along_axis(directions, largest_entry, 0))
+    largest_index = np.abs(directions).argmax(0)[None]
+    largest_entries = np.take_along_axis(directions, largest_index, 0)
+    signs = np.sign(largest_entries)
     return directions * signs
