@@ -427,8 +427,8 @@ def _verified(name: str, files: IdxFiles, source: str) -> IdxFiles:
     for file, expected in data_set.sha256.items():
         digest = hashlib.sha256(files[file]).hexdigest()
         if digest != expected:
-            allowed = f"{data_set.content}; its SHA-256 is another"
-            raise InputError("data", f"{file} of {source}", allowed)
+            expectation = f"{data_set.content}; its SHA-256 is another"
+            raise InputError("data", f"{file} of {source}", expectation)
     return files
 
 
