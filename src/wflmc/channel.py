@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import chndtr, ndtr
 
 from wflmc.support.declarations import Interval, NotInFiles, check_fields, documented
-from wflmc.support.errors import Found, InputError, Shown, wrong_length
+from wflmc.support.errors import Fault, InputError, Shown, wrong_length
 from wflmc.support.keys import seeded_generator
 from wflmc.support.notices import Notice, NoticeCode
 from wflmc.support.recursion import first_order
@@ -385,7 +385,7 @@ def _check_table(table: Gains, of_source: str) -> None:
         "finite and non-zero, 1e-100 to 1e100 in magnitude; "
         "give a dead channel a tiny gain, such as 1e-9"
     )
-    raise InputError("gains", Found(problem), expected, section="link")
+    raise InputError("gains", Fault(problem), expected, section="link")
 
 
 def beam_loss_factor(gains: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:

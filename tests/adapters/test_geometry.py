@@ -128,7 +128,7 @@ def test_centred_hierarchies_are_to_be_written_with_offsets(model, kind):
     with pytest.raises(wflmc.InputError) as refused:
         build(model)
     assert isinstance(refused.value.__cause__, kind)
-    assert "scale * offset" in refused.value.allowed
+    assert "scale * offset" in refused.value.requirement
 
 
 def test_a_posterior_with_a_mode_is_not_said_to_have_none(monkeypatch):

@@ -180,9 +180,9 @@ def test_nan_and_infinities_of_every_key_are_refused_for_what_they_are():
                     continue
                 with pytest.raises(InputError, match=f"^{section}.{key} = ") as caught:
                     validate({section: {key: value}})
-                number = caught.value.given
+                number = caught.value.value
                 if not isinstance(number, list) and math.isnan(number):
-                    assert caught.value.allowed.startswith(
+                    assert caught.value.requirement.startswith(
                         (
                             "a number",
                             "a finite number",

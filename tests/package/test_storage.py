@@ -473,15 +473,15 @@ def test_archives_that_are_no_archives_of_arrays(tmp_path):
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("X.npy", array.getvalue())
     with pytest.raises(InputError):
-        read_arrays(path, key="data", allowed="arrays")
-    assert read_arrays(path, key="data", allowed="arrays", names=("y",)) == {}
+        read_arrays(path, key="data", requirement="arrays")
+    assert read_arrays(path, key="data", requirement="arrays", names=("y",)) == {}
     np.savez(path, X=np.arange(3.0), y=np.array(["a", "b"]))
     content = path.read_bytes()
-    whole = read_arrays(path, key="data", allowed="arrays")
+    whole = read_arrays(path, key="data", requirement="arrays")
     assert (whole["X"].tolist(), whole["y"].tolist()) == ([0.0, 1.0, 2.0], ["a", "b"])
     for damaged in (content[:-30], content[:60], b"", content.replace(b"<f8", b"<f4")):
         path.write_bytes(damaged)
         with pytest.raises(InputError):
-            read_arrays(path, key="data", allowed="arrays")
+            read_arrays(path, key="data", requirement="arrays")
     with pytest.raises(InputError):
-        read_arrays(tmp_path / "missing.npz", key="data", allowed="arrays")
+        read_arrays(tmp_path / "missing.npz", key="data", requirement="arrays")

@@ -208,7 +208,7 @@ def test_a_file_of_another_version_is_refused(plan, tmp_path):
     from wflmc.support import storage
 
     path = plan.save(tmp_path / "plan.npz")
-    arrays = storage.read_verified_arrays(path, key="plan", allowed="a plan")
+    arrays = storage.read_verified_arrays(path, key="plan", requirement="a plan")
     for changed in (
         arrays | {"rounds.new": np.zeros(2)},
         {k: v for k, v in arrays.items() if k != "context.mu"},

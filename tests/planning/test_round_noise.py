@@ -47,7 +47,7 @@ def test_a_guard_that_cannot_be_kept_names_one_that_can(posterior):
     }
     with pytest.raises(wflmc.InputError, match="at least") as caught:
         wflmc.plan(posterior, link, promise, **grouped(max_round_noise=0.1, **keywords))
-    feasible = float(caught.value.allowed.split()[2].rstrip(":"))
+    feasible = float(caught.value.requirement.split()[2].rstrip(":"))
     plan = wflmc.plan(
         posterior, link, promise, **grouped(max_round_noise=feasible, **keywords)
     )
@@ -79,7 +79,7 @@ def test_guards_close_to_their_limit_are_certified(posterior, objective):
             wflmc.plan(
                 posterior, link, promise, **grouped(max_round_noise=1e-3, **keywords)
             )
-        limit = float(caught.value.allowed.split()[2].rstrip(":"))
+        limit = float(caught.value.requirement.split()[2].rstrip(":"))
         plan = wflmc.plan(
             posterior, link, promise, **grouped(max_round_noise=limit, **keywords)
         )
@@ -119,7 +119,7 @@ def test_a_guard_that_power_rules_out(posterior):
         wflmc.plan(
             posterior, link, wflmc.Privacy(), **grouped(max_round_noise=1.0, **keywords)
         )
-    feasible = float(caught.value.allowed.split()[2].rstrip(":"))
+    feasible = float(caught.value.requirement.split()[2].rstrip(":"))
     assert feasible > 1
     assert (
         wflmc.plan(

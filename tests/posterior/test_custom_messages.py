@@ -10,7 +10,7 @@ import pytest
 import wflmc
 from wflmc.posterior.custom.geometry import find_mode
 from wflmc.sampling import trace
-from wflmc.support.errors import Found
+from wflmc.support.errors import Fault
 
 from .custom_tools import gaussian_likelihood, gaussian_prior
 
@@ -183,7 +183,7 @@ def test_what_draws_outcomes_takes_a_key():
 
 
 def test_words_cross_process_borders():
-    error = wflmc.InputError("data", Found("has no arrays"), "arrays")
+    error = wflmc.InputError("data", Fault("has no arrays"), "arrays")
     assert (
         str(pickle.loads(pickle.dumps(error)))
         == "data has no arrays, but it must be arrays."

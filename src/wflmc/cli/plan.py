@@ -9,7 +9,7 @@ import typer
 
 from wflmc.cli import shared
 from wflmc.cli.shared import flag, option
-from wflmc.support.errors import Found, refuse, renamed_keys
+from wflmc.support.errors import Fault, refuse, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
@@ -81,7 +81,7 @@ def command(
         (
             compare and not find_spec("dp_accounting"),
             "--compare",
-            Found("finds no dp-accounting"),
+            Fault("finds no dp-accounting"),
             INSTALL,
         ),
     )

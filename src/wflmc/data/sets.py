@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.support.errors import Found, InputError, unknown, without_data
+from wflmc.support.errors import Fault, InputError, unknown, without_data
 from wflmc.support.storage import replacing
 
 Array = NDArray[np.float64]
@@ -118,7 +118,7 @@ class Features(NamedTuple):
             InputError: if there is none.
         """
         if self.X_test is None or self.y_test is None:
-            raise InputError("data", Found("has no test set"), "a data set with one")
+            raise InputError("data", Fault("has no test set"), "a data set with one")
         return self.X_test, self.y_test
 
 

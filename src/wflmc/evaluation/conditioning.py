@@ -32,7 +32,7 @@ from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.trace import ArvizData, NamedDraws, in_arviz, name_draws
-from wflmc.support.errors import Found, InputError, Shown, ShownValues, without_data
+from wflmc.support.errors import Fault, InputError, Shown, ShownValues, without_data
 
 MAX_CLIPPED_FRACTION = 0.3
 """Rounds in which more of the gradients are expected to be clipped are left out."""
@@ -582,7 +582,7 @@ def _check_curvature(hessian: Array) -> None:
     if not np.all(smallest > SMALLEST_CURVATURE):
         raise InputError(
             "posterior",
-            Found("has a direction without curvature at the mean of a chain"),
+            Fault("has a direction without curvature at the mean of a chain"),
             "curved in all directions there: give its parameters proper priors",
         )
 

@@ -531,7 +531,7 @@ def _scores(
         if isinstance(posterior, Predicts):
             return predictive_scores(posterior, trace.theta, features, targets)
     except InputError as error:
-        raise InputError("test", error.given, error.allowed) from None
+        raise InputError("test", error.value, error.requirement) from None
     raise InputError(
         "test", "a test set", "left out for a model that does not predict by itself"
     )

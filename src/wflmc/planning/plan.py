@@ -826,7 +826,9 @@ class Plan(Shown):
         Raises:
             InputError: the file cannot be read, is damaged or has been changed.
         """
-        arrays = storage.read_verified_arrays(path, key=key, allowed=PLAN_FILE_CONTENT)
+        arrays = storage.read_verified_arrays(
+            path, key=key, requirement=PLAN_FILE_CONTENT
+        )
         try:
             return cls(
                 rounds=Rounds(**_fields_in(arrays, "rounds")),

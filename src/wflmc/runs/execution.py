@@ -639,7 +639,7 @@ def _stored_trace(task: RunTask) -> Trace:
     if task.resumed and velocity is not None:  # and their velocity
         path = task.folder / CHECKPOINT / VELOCITY
         velocity = read_array(
-            path, key="--resume", allowed="the velocities that the run has written"
+            path, key="--resume", requirement="the velocities that the run has written"
         )
     shape = (task.scenario.sampler.chains, kept, plan.dim)
     if theta.shape != shape or (velocity is None) == plan.dynamics.has_velocity:

@@ -222,7 +222,9 @@ def _noise_aware(run: Path, moments: Path) -> NDArray[np.float32]:
     plan = loaded.plan
     space = loaded.inputs.posterior.coordinates
     content = read_arrays(
-        moments, key="--features", allowed="an .npz file with gram, prior and examples"
+        moments,
+        key="--features",
+        requirement="an .npz file with gram, prior and examples",
     )
     try:
         with h5netcdf.File(run / "trace.nc") as file:
@@ -295,25 +297,25 @@ def _group(
 
 def _rows(path: Path, intercept: bool, size: int) -> NDArray[np.float64]:
     """Return the rows of a file, [n, d], a column of ones added where the model has an intercept."""
-    allowed = "an .npy file, or an .npz file with an array X"
+    requirement = "an .npy file, or an .npz file with an array X"
     if zipfile.is_zipfile(path):
         features = read_arrays(
-            path, key="--features", allowed=allowed, names=("X",)
+            path, key="--features", requirement=requirement, names=("X",)
         ).get("X")
     else:
-        features = read_array(path, key="--features", allowed=allowed)
+        features = read_array(path, key="--features", requirement=requirement)
     if features is None:
-        raise InputError("--features", str(path), allowed)
+        raise InputError("--features", str(path), requirement)
     numeric = features.ndim == 2 and features.size > 0 and features.dtype.kind in "fiub"
     if (
         not numeric
         or not np.isfinite(features).all()
         or features.shape[1] + intercept != size
     ):
-        allowed = (
+        requirement = (
             f"finite rows of {size - intercept} numbers, as the model has features"
         )
-        raise InputError("--features", str(path), allowed)
+        raise InputError("--features", str(path), requirement)
     rows = features.astype(float)
     return with_intercept(rows) if intercept else rows
 

@@ -114,7 +114,7 @@ class Checkpoint(NamedTuple):
         file = self.file
         if not file.exists():
             return Progress()
-        arrays = read_arrays(file, key="checkpoint", allowed="a readable file")
+        arrays = read_arrays(file, key="checkpoint", requirement="a readable file")
         if str(arrays.pop("digest", "")) != _digest(arrays):
             raise InputError("checkpoint", str(file), "a readable file (it is damaged)")
         if str(arrays.pop("name")) != self.name:

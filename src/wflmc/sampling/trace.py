@@ -28,7 +28,7 @@ from wflmc.posterior.regression import Regression
 from wflmc.sampling.recorders import Predictions
 from wflmc.sampling.transcript import Transcript
 from wflmc.support.errors import (
-    Found,
+    Fault,
     InputError,
     Shown,
     ShownValues,
@@ -655,7 +655,7 @@ def _drawn(
     result = shape_of("predictive", function, wanted, outcome, *first)
     drawn = [*_named(result, (), request.alone)]
     if not drawn:
-        raise InputError("predictive", Found("returns nothing"), wanted)
+        raise InputError("predictive", Fault("returns nothing"), wanted)
     size = posterior.dim + count * sum(leaf.size for leaf in jax.tree.leaves(result))
     return (
         lambda at: per_example(outcome, (keys[at], jnp.asarray(theta(at))), numbered),

@@ -358,8 +358,8 @@ def _test_set(
         features, _ = check_data(data.X_test, target)
         posterior.design_matrix(features)
     except InputError as error:
-        given = f"a test set (X_test, y_test) with {error.given}"
-        raise InputError(error.key, given, error.allowed, error.section) from None
+        given = f"a test set (X_test, y_test) with {error.value}"
+        raise InputError(error.key, given, error.requirement, error.section) from None
     return features, data.y_test
 
 

@@ -238,7 +238,9 @@ def load_data(
 def _load_npz(path: str | Path) -> Features:
     """Return the arrays of an .npz file, after a check of their names and shapes."""
     requirement = "an .npz file of numeric arrays X and y"
-    arrays = read_arrays(path, key="data", allowed=requirement, names=Features._fields)
+    arrays = read_arrays(
+        path, key="data", requirement=requirement, names=Features._fields
+    )
     if "X" not in arrays or "y" not in arrays:
         raise InputError("data", str(path), requirement)
     if ("X_test" in arrays) != ("y_test" in arrays):

@@ -146,7 +146,7 @@ def _load_npy(file: GainsFile) -> Array:
     requirement = (
         f"a file of real or complex numbers ({FORMATS}; numpy.save writes an .npy file)"
     )
-    return read_array(file.path, key=KEY, allowed=requirement)
+    return read_array(file.path, key=KEY, requirement=requirement)
 
 
 def _load_npz(file: GainsFile) -> Array:
@@ -154,7 +154,7 @@ def _load_npz(file: GainsFile) -> Array:
     with _refusing_damage(file, requirement), zipfile.ZipFile(file.path) as archive:
         members = [name for name in archive.namelist() if name.endswith(NPY)]
     variable = _choose(file, [name.removesuffix(NPY) for name in members])
-    arrays = read_arrays(file.path, key=KEY, allowed=requirement, names=[variable])
+    arrays = read_arrays(file.path, key=KEY, requirement=requirement, names=[variable])
     return arrays[variable]
 
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
@@ -97,10 +97,10 @@ def _check_effects(key: str, names: list[str], jaxprs: tuple[Traced, ...]) -> No
     """Refuse callbacks and other effects."""
     if _any_contains(names, CALLBACKS):
         allowed = "written in JAX alone: no callbacks, no debug prints"
-        raise InputError(key, Found("calls back to Python"), allowed)
+        raise InputError(key, Fault("calls back to Python"), allowed)
     if any(traced.effects for traced in jaxprs):
         reason = "what it keeps in a reference would pass from one example to the next"
-        raise InputError(key, Found("has effects"), f"a pure function: {reason}")
+        raise InputError(key, Fault("has effects"), f"a pure function: {reason}")
 
 
 def _check_batching(key: str, names: list[str], primitives: "set[Primitive]") -> None:
@@ -110,7 +110,7 @@ def _check_batching(key: str, names: list[str], primitives: "set[Primitive]") ->
     if foreign:
         reason = "another rule may let one example change another's gradient"
         allowed = f"made of operations that JAX batches itself: {reason}"
-        raise InputError(key, Found(f"uses {foreign[0]}"), allowed)
+        raise InputError(key, Fault(f"uses {foreign[0]}"), allowed)
 
 
 def _check_random_bits(key: str, names: list[str], equations: "list[JaxprEqn]") -> None:
@@ -120,7 +120,7 @@ def _check_random_bits(key: str, names: list[str], equations: "list[JaxprEqn]") 
         instead = "jax.random.key(seed, impl='threefry2x32')"
         reason = "of others, one example's key may decide the bits of all examples"
         allowed = f"written with keys of {instead}: {reason}"
-        raise InputError(key, Found(f"uses {shared[0]}"), allowed)
+        raise InputError(key, Fault(f"uses {shared[0]}"), allowed)
 
 
 def _any_contains(names: Iterable[str], parts: tuple[str, ...]) -> list[str]:

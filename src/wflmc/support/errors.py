@@ -1,4 +1,8 @@
-"""What people are told, in errors and by values that show themselves: sizes and settings, never private data."""
+"""Errors about bad input, and values that show themselves without private data.
+
+Both name sizes, types and settings. A value that may hold data is described, by the
+shape of an array or the length of a list, and never shown.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -16,15 +20,22 @@ ShownValue: TypeAlias = ArrayLike | None
 """A text, a number or an array that a value may show; None is left out."""
 ShownValues: TypeAlias = Mapping[str, ShownValue]
 
-FEW = 3
-"""Values that a list may have to be shown; a longer one may be data."""
+MAX_SHOWN_ITEMS = 3
+"""Longest list whose items are shown, such as a range; a longer one may be data."""
+MAX_SHOWN_CHARACTERS = 200
+"""Longest text of a value in an error; a longer one is cut."""
+VOWELS = frozenset("AEIOaeio")
+"""First letters of the names of types that take the article `an`."""
 
 
-class Found(str):
-    """What is wrong with an argument, in words that follow its name: "data" + "has no arrays"."""
+class Fault(str):
+    """What is wrong with an argument, in words that follow its name.
+
+    `InputError("data", Fault("has no arrays"), ...)` begins with "data has no arrays".
+    """
 
 
-class Words(str):
+class Description(str):
     """Words that stand for a value, and are shown without quotes."""
 
     __slots__ = ()
@@ -40,69 +51,98 @@ class _HasItem(Protocol):
 
 
 def in_words(value: object) -> object:
-    """Return a value that may be shown, or words for one that may hold data: the shape of an array, else the type.
+    """Return a value that may be shown, or a description of one that may hold data.
+
+    Numbers, texts, paths, None and values that show themselves (`Shown`) are returned,
+    and so are lists of at most three numbers or texts. An array is described by its
+    type and shape, a longer list by its length, anything else by its type. An array of
+    one number, without axes, is that number; a traced one is described.
+
+    Args:
+        value: of any type.
+
+    Returns:
+        The value itself, with NumPy's numbers as Python's; else a `Description`.
 
     >>> in_words(0.5), in_words(np.zeros((4, 2))), in_words([1.5] * 9)
     (0.5, an array of type float64 and shape (4, 2), a list of 9 values)
     """
     if value is None or isinstance(value, Number | str | PurePath | Shown):
         return value.item() if isinstance(value, np.generic) else value
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
     if shape == () and isinstance(value, _HasItem):
         with suppress(Exception):  # a key, or a number that is only being traced
             return in_words(value.item())
     if shape is not None and dtype is not None:
-        return Words(f"an array of type {dtype} and shape {tuple(shape)}")
-    name = (
-        "function"
-        if callable(value) and not isinstance(value, type)
-        else type(value).__name__
-    )
-    if not isinstance(value, list | tuple | set | frozenset | dict):
-        return Words(f"{'an' if name[:1] in 'AEIOaeio' else 'a'} {name}")
-    if (
-        len(value) <= FEW
-        and not isinstance(value, dict)
-        and all(isinstance(one, Number | str) for one in value)
-    ):
-        return value
-    return Words(f"a {name} of {_counted('values', str(len(value)))}")
+        return Description(f"an array of type {dtype} and shape {tuple(shape)}")
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        return value if _may_be_shown(value) else _describe_length(value)
+    return _describe_type(value)
+
+
+def _may_be_shown(items: Collection[object]) -> bool:
+    """Return whether a collection is short, and has numbers and texts alone."""
+    if len(items) > MAX_SHOWN_ITEMS or isinstance(items, dict):
+        return False
+    return all(isinstance(item, Number | str) for item in items)
+
+
+def _describe_length(items: Collection[object]) -> Description:
+    count = _counted("values", str(len(items)))
+    return Description(f"a {type(items).__name__} of {count}")
+
+
+def _describe_type(value: object) -> Description:
+    is_function = callable(value) and not isinstance(value, type)
+    name = "function" if is_function else type(value).__name__
+    article = "an" if name[:1] in VOWELS else "a"
+    return Description(f"{article} {name}")
 
 
 class Shown:
-    """A value that shows itself in one line, and in notebooks as a small table, by `_facts` alone."""
+    """A value that shows itself by `_facts` alone.
+
+    Its repr is one line; notebooks show a small table. A class overrides `_facts` with
+    what may be seen, so that no field with private data is shown by accident.
+    """
 
     def _facts(self) -> ShownValues:
-        """Return what is shown: texts, numbers, arrays by their range; None is left out, a plural name counts."""
+        """Return what is shown, by name.
+
+        Texts and numbers are shown as they are, arrays by their range, and None is left
+        out. The value of a name in the plural is a count.
+        """
         return {}
 
     def __repr__(self) -> str:
-        parts = [
-            _counted(name, text) if name.endswith("s") else f"{name}={text}"
-            for name, text in self._told()
-        ]
+        parts = []
+        for name, text in self._fact_texts():
+            is_count = name.endswith("s")
+            parts.append(_counted(name, text) if is_count else f"{name}={text}")
         return f"{type(self).__name__}({', '.join(parts) or '…'})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
-            for name, text in self._told()
+            for name, text in self._fact_texts()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
-    def _told(self) -> list[tuple[str, str]]:
+    def _fact_texts(self) -> list[tuple[str, str]]:
+        """Return the name and the text of every fact; none where they cannot be read."""
         try:
-            return [
-                (name, _text(value))
-                for name, value in self._facts().items()
-                if value is not None
-            ]
-        except Exception:  # JAX puts other things in the place of arrays, and shows them in errors of its own
+            facts = self._facts().items()
+            return [(name, _text(value)) for name, value in facts if value is not None]
+        except Exception:
+            # JAX puts other objects in the place of arrays and shows them in its errors.
             return []
 
 
-def _counted(names: str, count: str) -> str:
-    return f"{count} {names.removesuffix('s') if count == '1' else names}"
+def _counted(plural: str, count: str) -> str:
+    """Return a count with its noun, in the singular for 1."""
+    noun = plural.removesuffix("s") if count == "1" else plural
+    return f"{count} {noun}"
 
 
 def _text(value: ShownValue) -> str:
@@ -110,36 +150,58 @@ def _text(value: ShownValue) -> str:
     if isinstance(value, str | int):
         return str(value)
     numbers = np.asarray(value, dtype=float)
-    low, high = f"{numbers.min():.4g}", f"{numbers.max():.4g}"
-    return low if low == high else f"{low}…{high}"
+    smallest = f"{numbers.min():.4g}"
+    largest = f"{numbers.max():.4g}"
+    return smallest if smallest == largest else f"{smallest}…{largest}"
 
 
 def fields_in_words(self: object) -> str:
-    """Return the fields of a named tuple or dataclass, those that may hold data in words."""
+    """Return the repr of a named tuple or dataclass, its fields shown by `in_words`.
+
+    A short field, such as a number, is shown; an array is described by its type and
+    shape. An object that is neither a named tuple nor a dataclass shows no field.
+
+    Returns:
+        The name of the class with the fields in parentheses, `Name(field=value, ...)`.
+    """
     if dataclasses.is_dataclass(self):
         names = [field.name for field in dataclasses.fields(self)]
     else:
         names = getattr(self, "_fields", [])
-    shown = ", ".join(f"{name}={in_words(getattr(self, name))!r}" for name in names)
+    values = {name: in_words(getattr(self, name)) for name in names}
+    shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return f"{type(self).__name__}({shown})"
 
 
 def without_data(kind: type[T]) -> type[T]:
-    """Let a named tuple or dataclass whose fields may hold data or a key show them in words."""
+    """Make the repr of a class describe fields that may hold data or a key.
+
+    A decorator for named tuples and dataclasses: tracebacks, logs and notebooks show
+    the repr of a value, and an array of records would be part of it. `fields_in_words`
+    takes its place.
+
+    Args:
+        kind: the class, which is changed.
+
+    Returns:
+        The same class.
+    """
     kind.__repr__ = fields_in_words  # type: ignore[method-assign]
     return kind
 
 
 class InputError(ValueError):
-    """Bad input, said in one sentence; `missing`, `unknown`, `wrong_length` and `conflict` make those of their kinds.
+    """Bad input, described in one sentence.
 
     `str(error)` names the argument as the Python API does. A command that reads a
     scenario file shows `error.in_scenario` instead, which names the file's key.
+    `missing`, `unknown`, `wrong_length` and `conflict` make the usual kinds.
 
     Args:
         key: the argument at fault, such as `snr_db`, or an option of a command.
-        given: what was given, of which data are not shown or kept; or, as `Found`, what is wrong with it.
-        allowed: what is allowed, as the end of the sentence "... must be ...".
+        value: what was passed. Data are described, and neither shown nor kept. A
+            `Fault` is shown in place of a value.
+        requirement: what is allowed, as the end of the sentence "... must be ...".
         section: of a scenario in which the argument is a key, such as `link`; empty
             where scenarios have no such key.
 
@@ -152,19 +214,21 @@ class InputError(ValueError):
     """
 
     def __init__(
-        self, key: str, given: object, allowed: str, section: str = ""
+        self, key: str, value: object, requirement: str, section: str = ""
     ) -> None:
         self.key = key
-        self.given = in_words(given)
-        self.allowed = allowed
+        self.value = in_words(value)
+        self.requirement = requirement
         self.section = section
-        super().__init__(
-            key, self.given, allowed, section
-        )  # by which it crosses process borders
+        # Exceptions cross the border of a process by these arguments.
+        super().__init__(key, self.value, requirement, section)
 
     @property
     def scenario_key(self) -> str:
-        """The key as a scenario file has it, such as `link.snr_db`."""
+        """The key as a scenario file has it, such as `link.snr_db`.
+
+        The key alone where the error belongs to no section.
+        """
         return f"{self.section}.{self.key}" if self.section else self.key
 
     @property
@@ -188,70 +252,133 @@ class InputError(ValueError):
         """
         if self.section or self.key not in names:
             return self
-        return InputError(self.key, self.given, self.allowed, section)
+        return InputError(self.key, self.value, self.requirement, section)
 
     def _sentence(self, key: str) -> str:
         """Return the sentence, with a name for the argument."""
-        given = self.given
-        shown = (
-            "missing"
-            if given is None
-            else str(given)
-            if isinstance(given, Found)
-            else repr(given)
-        )
-        shown = shown if len(shown) <= 200 else shown[:197] + "..."
-        start = f"{key} = {shown} was given"
-        if given is None or isinstance(given, Found | Words):
-            start = (
-                f"{key} {shown}" if isinstance(given, Found) else f"{key} is {shown}"
-            )
-        return f"{start}, but it must be {self.allowed}{'' if self.allowed.endswith('?') else '.'}"
+        is_question = self.requirement.endswith("?")
+        end = "" if is_question else "."
+        return f"{self._fault(key)}, but it must be {self.requirement}{end}"
+
+    def _fault(self, key: str) -> str:
+        """Return the clause on what is wrong, with a name for the argument."""
+        value = self.value
+        if value is None:
+            return f"{key} is missing"
+        if isinstance(value, Fault):
+            return f"{key} {_cut(value)}"
+        if isinstance(value, Description):
+            return f"{key} is {_cut(value)}"
+        return f"{key} = {_cut(repr(value))} was given"
+
+
+def _cut(text: str) -> str:
+    """Return a text, its end replaced by dots where it is too long to be shown."""
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return str(text)
+    return text[: MAX_SHOWN_CHARACTERS - 3] + "..."
 
 
 @contextmanager
 def renamed_keys(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors about arguments of functions name the options of a command."""
+    """Let errors about arguments of functions name the options of a command.
+
+    Args:
+        names: options by the key of an error, or by its key in a scenario. Errors about
+            other keys pass unchanged.
+
+    Yields:
+        Nothing, while an `InputError` raised inside is renamed.
+
+    Raises:
+        InputError: the one raised inside, with the option as its key.
+    """
     try:
         yield
     except InputError as error:
         option = names.get(error.key) or names.get(error.scenario_key)
         if option is None:
             raise
-        raise InputError(option, error.given, error.allowed) from None
+        raise InputError(option, error.value, error.requirement) from None
 
 
 def refuse(*cases: tuple[object, str, object, str]) -> None:
-    """Raise the error of the first case that holds: whether it does, the key, what was given, and what is allowed."""
-    for wrong, key, given, allowed in cases:
-        if wrong:
-            raise InputError(key, given, allowed)
+    """Raise the error of the first case whose condition holds.
+
+    Args:
+        *cases: of each, a condition of any type that has a truth value, and then the
+            key, the value and the requirement of its `InputError`.
+
+    Raises:
+        InputError: of the first case that holds; none is raised where no case holds.
+    """
+    for condition, key, value, requirement in cases:
+        if condition:
+            raise InputError(key, value, requirement)
 
 
 def missing(key: str, reason: str, section: str = "") -> InputError:
-    """Return the error for something that has to be given, `reason` saying when."""
+    """Return the error for an argument that has to be given.
+
+    Args:
+        key: the argument.
+        reason: when it has to be given, as the end of "it must be given ...".
+        section: of a scenario in which it is a key; empty where there is none.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
     return InputError(key, None, f"given {reason}", section)
 
 
 def unknown(
-    key: str, given: object, known: Iterable[str], section: str = ""
+    key: str, value: object, names: Iterable[str], section: str = ""
 ) -> InputError:
-    """Return the error for a name that is none of those that are known."""
-    return InputError(key, given, f"one of {', '.join(known)}", section)
+    """Return the error for a name that is not among the valid ones.
+
+    Args:
+        key: the argument that has the name.
+        value: the name that was passed.
+        names: the valid ones, in the order in which the sentence lists them.
+        section: of a scenario in which the argument is a key; empty where there is none.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    return InputError(key, value, f"one of {', '.join(names)}", section)
 
 
 def wrong_length(
-    key: str, given: object, devices: int, section: str = ""
+    key: str, value: object, devices: int, section: str = ""
 ) -> InputError:
-    """Return the error for a list that has neither one value nor one for each device."""
-    return InputError(
-        key, given, f"one number, or one for each of the {devices} devices", section
-    )
+    """Return the error for a list that has neither one number nor one per device.
+
+    Args:
+        key: the argument.
+        value: the list.
+        devices: K.
+        section: of a scenario in which the argument is a key; empty where there is none.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    requirement = f"one number, or one for each of the {devices} devices"
+    return InputError(key, value, requirement, section)
 
 
-def conflict(key: str, given: object, reason: str) -> InputError:
-    """Return the error for something that must not be given, `reason` saying beside what or until when."""
-    return InputError(key, given, f"left out {reason}")
+def conflict(key: str, value: object, reason: str) -> InputError:
+    """Return the error for an argument that must not be given.
+
+    Args:
+        key: the argument.
+        value: what was passed.
+        reason: beside what, or until when, it must be left out, as the end of "it must
+            be left out ...".
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    return InputError(key, value, f"left out {reason}")
 
 
 class SamplingError(RuntimeError):
@@ -259,18 +386,30 @@ class SamplingError(RuntimeError):
 
 
 class UnfinishedError(RuntimeError):
-    """Work that other processes could not finish; the sentence says why, and what to do."""
+    """Work that other processes could not finish; the sentence says why and what to do."""
 
 
 class OverspendError(RuntimeError):
-    """A round would take a device beyond its privacy budget; nothing of it was sent."""
+    """A round would take a device beyond its privacy budget; nothing of it was sent.
+
+    Args:
+        number: of the round, from 0.
+        device: its number, from 0.
+        loss: the privacy loss that the device would have after the round.
+        budget: of the device, in the same unit.
+    """
 
     def __init__(self, number: int, device: int, loss: float, budget: float) -> None:
-        self.round, self.device, self.loss, self.budget = number, device, loss, budget
-        super().__init__(
-            number, device, loss, budget
-        )  # by which it crosses process borders
+        self.round = number
+        self.device = device
+        self.loss = loss
+        self.budget = budget
+        # Exceptions cross the border of a process by these arguments.
+        super().__init__(number, device, loss, budget)
 
     def __str__(self) -> str:
-        would = f"Round {self.round + 1} would bring device {self.device} to a loss of {self.loss:.6g}"
-        return f"{would}, above its budget of {self.budget:.6g}: not sent."
+        round_number = self.round + 1
+        return (
+            f"Round {round_number} would bring device {self.device} to a loss of "
+            f"{self.loss:.6g}, above its budget of {self.budget:.6g}: not sent."
+        )

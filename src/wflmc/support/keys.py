@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wflmc.support import threefry
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 
 WORD = 2**32 - 1
 """The largest number of 32 bits."""
@@ -28,7 +28,7 @@ def check_key(key: object, name: str = "key") -> None:
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == np.uint32 and shape in ((2,), (4,)))):
         given = (
-            key if dtype is not None or isinstance(key, int) else Found("is not a key")
+            key if dtype is not None or isinstance(key, int) else Fault("is not a key")
         )  # a list may be its numbers
         raise InputError(name, given, "one key, such as jax.random.key(0)")
 

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 
 
 def names(group: str) -> list[str]:
@@ -84,7 +84,7 @@ def build_own_model(model: str, keys: Mapping[str, Any]) -> Any:
     )
     if not callable(function := content.get(name)):
         raise InputError(
-            "posterior.model", Found(f"has no function {name}"), "FILE.py:FUNCTION"
+            "posterior.model", Fault(f"has no function {name}"), "FILE.py:FUNCTION"
         )
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in keys.items() if key in wanted})

@@ -307,7 +307,7 @@ def read_arrays(
     path: str | Path,
     *,
     key: str,
-    allowed: str,
+    requirement: str,
     names: Collection[str] | None = None,
     limit: int | None = None,
 ) -> dict[str, np.ndarray]:
@@ -320,7 +320,7 @@ def read_arrays(
     Args:
         path: of the file.
         key: the option or key that names the file, for errors.
-        allowed: what the file must be, as the end of the sentence "... must be ...".
+        requirement: what the file must be, as the end of the sentence "... must be ...".
         names: the arrays to read, where they are there; all of them by default.
         limit: the most bytes that they may take together; `expansion_limit` of the
             file's size by default.
@@ -333,7 +333,7 @@ def read_arrays(
             large.
     """
     with (
-        _refusing_damage(path, key, allowed),
+        _refusing_damage(path, key, requirement),
         open(path, "rb") as file,
         zipfile.ZipFile(file) as archive,
     ):
@@ -349,7 +349,7 @@ def read_arrays(
         if len({member.filename for member in members}) < len(members):
             raise ValueError("an array that is there twice")
         size = sum(member.file_size for member in members)
-        _check_size(size, file, key=key, allowed=allowed, limit=limit)
+        _check_size(size, file, key=key, requirement=requirement, limit=limit)
         arrays = {}
         for member in members:
             with archive.open(member) as header:
@@ -387,14 +387,14 @@ def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
 
 
 def read_verified_arrays(
-    path: str | Path, *, key: str, allowed: str
+    path: str | Path, *, key: str, requirement: str
 ) -> dict[str, np.ndarray]:
     """Read arrays that `write_arrays` has written, and compare their digest.
 
     Args:
         path: of the file.
         key: the option that names the file, for errors.
-        allowed: what the file must be, as the end of the sentence "... must be ...".
+        requirement: what the file must be, as the end of the sentence "... must be ...".
 
     Returns:
         The arrays by name, without the digest.
@@ -402,22 +402,22 @@ def read_verified_arrays(
     Raises:
         InputError: the file cannot be read, is damaged or has been changed.
     """
-    arrays = read_arrays(path, key=key, allowed=allowed)
+    arrays = read_arrays(path, key=key, requirement=requirement)
     digest = arrays.pop(DIGEST, None)
     if digest is None or str(digest) != arrays_digest(arrays):
         raise InputError(
-            key, str(path), f"{allowed} (it is damaged, or has been changed)"
+            key, str(path), f"{requirement} (it is damaged, or has been changed)"
         )
     return arrays
 
 
 def read_array(
-    path: str | Path, *, key: str, allowed: str, limit: int | None = None
+    path: str | Path, *, key: str, requirement: str, limit: int | None = None
 ) -> np.ndarray:
     """Read the array of an .npy file of any origin, as `read_arrays` does of .npz files."""
-    with _refusing_damage(path, key, allowed), open(path, "rb") as file:
+    with _refusing_damage(path, key, requirement), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        _check_size(size, file, key=key, allowed=allowed, limit=limit)
+        _check_size(size, file, key=key, requirement=requirement, limit=limit)
         _check_header(file, size)
         file.seek(0)
         return _read_npy(file)
@@ -436,7 +436,7 @@ def expansion_limit(file_size: int) -> int:
 
 
 @contextmanager
-def _refusing_damage(path: str | Path, key: str, allowed: str) -> Iterator[None]:
+def _refusing_damage(path: str | Path, key: str, requirement: str) -> Iterator[None]:
     """Refuse a file that cannot be read, or is another one; its content never shows."""
     try:
         yield
@@ -444,13 +444,13 @@ def _refusing_damage(path: str | Path, key: str, allowed: str) -> Iterator[None]
         raise
     except OSError as error:
         reason = error.strerror or "it is damaged"
-        raise InputError(key, str(path), f"{allowed} ({reason})") from None
+        raise InputError(key, str(path), f"{requirement} ({reason})") from None
     except Exception:  # a damaged archive can fail in a dozen ways
-        raise InputError(key, str(path), f"{allowed} (it is damaged)") from None
+        raise InputError(key, str(path), f"{requirement} (it is damaged)") from None
 
 
 def _check_size(
-    size: int, file: IO[bytes], *, key: str, allowed: str, limit: int | None
+    size: int, file: IO[bytes], *, key: str, requirement: str, limit: int | None
 ) -> None:
     """Refuse arrays of a file that would take more memory than they may."""
     file_size = os.fstat(file.fileno()).st_size
@@ -462,7 +462,7 @@ def _check_size(
             if size > file_size
             else ""
         )
-        raise InputError(key, str(file.name), f"{allowed} ({sizes}{hint})")
+        raise InputError(key, str(file.name), f"{requirement} ({sizes}{hint})")
 
 
 def _check_header(file: IO[bytes], size: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy  # its parts are imported when used
 from numpy.typing import ArrayLike, NDArray
 
-Words: TypeAlias = NDArray[np.uint32]
+WordPairs: TypeAlias = NDArray[np.uint32]
 """Keys, or blocks of random bits, as two words each, [..., 2]."""
 
 PARITY = np.uint32(0x1BD11BDA)
@@ -28,7 +28,7 @@ NUMBERS_AT_A_TIME = 2**16
 """Of normal draws: their intermediate results fit into a cache."""
 
 
-def threefry(key: ArrayLike, counts: ArrayLike) -> Words:
+def threefry(key: ArrayLike, counts: ArrayLike) -> WordPairs:
     """Return blocks of Threefry-2x32 with its 20 rounds (Salmon et al., 2011).
 
     Args:
@@ -42,7 +42,7 @@ def threefry(key: ArrayLike, counts: ArrayLike) -> Words:
     return np.concatenate(words, axis=-1)
 
 
-def _blocks(key: Words, counts: Words) -> tuple[Words, Words]:
+def _blocks(key: WordPairs, counts: WordPairs) -> tuple[WordPairs, WordPairs]:
     """Return the first and the second word of every block, [..., 1] each."""
     first = key[..., :1]
     second = key[..., 1:]
@@ -62,17 +62,17 @@ def _blocks(key: Words, counts: Words) -> tuple[Words, Words]:
     return left, right
 
 
-def fold_in(key: ArrayLike, number: int) -> Words:
+def fold_in(key: ArrayLike, number: int) -> WordPairs:
     """Return the words of `jax.random.fold_in(key, number)`, for 32 bits."""
     return threefry(key, [0, number])
 
 
-def split(key: ArrayLike, count: int) -> Words:
+def split(key: ArrayLike, count: int) -> WordPairs:
     """Return the words of `jax.random.split(key, count)`, [count, 2]."""
     return threefry(key, _counts(count))
 
 
-def normals(keys: Words, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def normals(keys: WordPairs, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return `jax.random.normal` of keys[n, 2] in float64, up to rounding, [n, *shape].
 
     Args:
@@ -86,7 +86,7 @@ def normals(keys: Words, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return np.concatenate([np.zeros((0, size)), *parts]).reshape(len(keys), *shape)
 
 
-def _normals(keys: Words, size: int) -> NDArray[np.float64]:
+def _normals(keys: WordPairs, size: int) -> NDArray[np.float64]:
     """Return so many normal draws of every key, [n, size]."""
     high, low = _blocks(keys[:, None, :], _counts(size))
     bits = high[..., 0].astype(np.uint64)
@@ -106,7 +106,7 @@ def _normals(keys: Words, size: int) -> NDArray[np.float64]:
     return draws
 
 
-def _counts(count: int) -> Words:
+def _counts(count: int) -> WordPairs:
     """Return the numbers from 0 on as high and low words, [count, 2]."""
     numbers = np.arange(count, dtype=np.uint64)
     high = numbers >> np.uint64(32)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from wflmc.apps.adapters.dependence import all_sources, sources_of
 from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.model import Sites
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 from wflmc.support.trees import ArrayTree
 
 Data = tuple[ArrayTree, ArrayTree]
@@ -132,7 +132,7 @@ def _initialise(
         wanted = "one that is initialised by its key alone: what an input decides would tell of a private record"
         raise InputError(
             "module",
-            Found("initialises parameters or other variables by its input"),
+            Fault("initialises parameters or other variables by its input"),
             wanted,
         )
     return dict(module.init(key, zeros))

@@ -52,7 +52,7 @@ from wflmc.posterior.custom import CustomPosterior, posterior_from
 from wflmc.posterior.custom.geometry import GeometryError
 from wflmc.posterior.custom.model import EXAMPLE_INDEX, Sites
 from wflmc.posterior.custom.precision import in_float64
-from wflmc.support.errors import Found, InputError, without_data
+from wflmc.support.errors import Fault, InputError, without_data
 from wflmc.support.trees import ArrayTree, NumericArray, Values
 
 LeafPath: TypeAlias = tuple[Hashable, ...]
@@ -594,7 +594,7 @@ def _check_paths(arguments: Mapping[str, object]) -> None:
             "with dots may spell another one's path"
         )
         raise InputError(
-            f"data[{ambiguous[0]}]", Found("has a name that is taken"), wanted
+            f"data[{ambiguous[0]}]", Fault("has a name that is taken"), wanted
         )
 
 
@@ -638,7 +638,7 @@ def _naming_site(program: _Program) -> Iterator[None]:
                 name for trace in traces if isinstance(trace, Mapping) for name in trace
             }
             place = next((name for name in program.full if name not in seen), "")
-            raise InputError(f"site {place}", Found(DECIDED), TRACEABLE) from error
+            raise InputError(f"site {place}", Fault(DECIDED), TRACEABLE) from error
         at = [
             f.f_locals.get("name")
             for f in frames
@@ -649,7 +649,7 @@ def _naming_site(program: _Program) -> Iterator[None]:
         ].rstrip(".: ")
         place = next((f"site {name}" for name in at if name), "model")
         wanted = "one that runs on the data (are its arguments there? is a plate over the wrong axis?)"
-        raise InputError(place, Found(f"fails: {said}"), wanted) from error
+        raise InputError(place, Fault(f"fails: {said}"), wanted) from error
 
 
 @without_data
@@ -699,7 +699,7 @@ def _visit_sites(
             if not fn.has_enumerate_support:
                 raise InputError(
                     f"site {name}",
-                    Found("is discrete without end"),
+                    Fault("is discrete without end"),
                     "continuous, or summed over by hand",
                 )
             reading.supports[name] = values_of(fn)
@@ -772,7 +772,7 @@ def _find_examples(
     if not program.axes or not observed:
         raise InputError(
             "model",
-            Found("observes no array of the data"),
+            Fault("observes no array of the data"),
             "a NumPyro model with obs=… of the data",
         )
 
@@ -795,7 +795,7 @@ def _check_plates(sites: Mapping[str, Site]) -> None:
             wanted = "one of all examples: mini-batches are an option of the posterior, batch=…"
             raise InputError(
                 f"site {name}",
-                Found(f"is a plate that draws {subsample_size} of {size}"),
+                Fault(f"is a plate that draws {subsample_size} of {size}"),
                 wanted,
             )
 
@@ -804,13 +804,13 @@ def _check_same_sites(on_data: _Reading, on_placeholders: _Reading) -> None:
     """Refuse a model whose sites, or the values of a discrete one, depend on the data."""
     missing = on_data.sites.keys() ^ on_placeholders.sites.keys()
     if missing:
-        raise InputError(f"site {min(missing)}", Found(DECIDED), TRACEABLE)
+        raise InputError(f"site {min(missing)}", Fault(DECIDED), TRACEABLE)
     for name, values in on_placeholders.supports.items():
         if not np.array_equal(values, on_data.supports[name]):
             wanted = "one whose values are the same whatever the data, or summed over by hand"
             raise InputError(
                 f"site {name}",
-                Found("is discrete with values that depend on the data"),
+                Fault("is discrete with values that depend on the data"),
                 wanted,
             )
 
@@ -834,7 +834,7 @@ def _check_latent(program: _Program, keep: Sequence[str]) -> None:
                 f"at most {COMBINATIONS}, all discrete sites together",
             )
         if problem:
-            raise InputError(f"site {name}", Found(problem), wanted)
+            raise InputError(f"site {name}", Fault(problem), wanted)
 
 
 class _SiteSources(NamedTuple):
@@ -994,7 +994,7 @@ def _check_latent_sources(
         problem = "has a support that depends on its example"
         wanted = "one with the same support for all examples"
     if problem:
-        raise InputError(f"site {name}", Found(problem), wanted)
+        raise InputError(f"site {name}", Fault(problem), wanted)
 
 
 def _check_observed_sources(
@@ -1027,7 +1027,7 @@ def _check_observed_sources(
         wanted = "one of the examples (with numpyro.handlers.mask for outcomes that were not measured for all of them)"
         raise InputError(
             f"site {name}",
-            Found(problem),
+            Fault(problem),
             f"{wanted}, or of public arguments that shared=… names",
         )
 
@@ -1167,9 +1167,9 @@ def _check_prior(program: _Program, whole: Values, prior: Values) -> None:
         if not agrees(name):
             problem = "has a prior that depends on the number of examples"
             wanted = "a site in their plate, or one of public arguments: give their number as a float"
-            raise InputError(f"site {name}", Found(problem), wanted)
+            raise InputError(f"site {name}", Fault(problem), wanted)
         if not np.all(np.isfinite(prior[name])):
-            raise InputError(f"site {name}", Found(NON_FINITE), FINITE)
+            raise InputError(f"site {name}", Fault(NON_FINITE), FINITE)
     program.public_values = tuple(
         name for name in program.public_values if agrees(name)
     )
@@ -1203,4 +1203,4 @@ def _check_sums(program: _Program, *, near: _Densities, start: _Densities) -> No
             problem = "depends on more than its own example"
             wanted = "independent given the parameters: give lagged values as columns, and public means as arguments"
         if problem:
-            raise InputError(f"site {name}", Found(problem), wanted)
+            raise InputError(f"site {name}", Fault(problem), wanted)

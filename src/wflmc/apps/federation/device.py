@@ -206,7 +206,7 @@ class Device:
         if path is None or not path.exists():
             return self._last_answer
         arrays = read_arrays(
-            path, key="answer", allowed=ANSWER_ALLOWED, names=Answer._fields
+            path, key="answer", requirement=ANSWER_ALLOWED, names=Answer._fields
         )
         damaged = InputError("answer", str(path), ANSWER_ALLOWED)
         if len(arrays) != len(Answer._fields):
@@ -460,7 +460,7 @@ def read_posterior(folder: Path) -> Regression:
 def _read_data(path: Path) -> Features:
     """Return the X and y of a device's own file."""
     expected = "the file of a device's own data, with X and y"
-    arrays = read_arrays(path, key="device", allowed=expected, names=("X", "y"))
+    arrays = read_arrays(path, key="device", requirement=expected, names=("X", "y"))
     if len(arrays) < 2:
         raise InputError("device", str(path), expected)
     data = Features(X=arrays["X"], y=arrays["y"])

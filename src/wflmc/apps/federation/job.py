@@ -363,7 +363,7 @@ class Job:
             InputError: a file is missing, is damaged or has been changed.
         """
         arrays = read_verified_arrays(
-            folder / ARRAYS_FILE, key="job", allowed=PREPARED_BY_THIS_VERSION
+            folder / ARRAYS_FILE, key="job", requirement=PREPARED_BY_THIS_VERSION
         )
         plan = Plan.load(folder / PLAN_FILE, key="job")
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.support.delimited import parse_float
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 
 if TYPE_CHECKING:  # it is imported only where a table is used
     from pandas import Series
@@ -303,7 +303,7 @@ def check_unambiguous(series: Series, names: Sequence[str], key: str) -> None:
             continue
         if plain_form(name_of(cell)) in ambiguous_forms:
             problem = "has numbers that several of its public names stand for"
-            raise InputError(key, Found(problem), "stored as text")
+            raise InputError(key, Fault(problem), "stored as text")
 
 
 def read_cells(series: Series, key: str) -> list[Cell | None]:
@@ -329,7 +329,7 @@ def read_cells(series: Series, key: str) -> list[Cell | None]:
     except ArithmeticError:  # a decimal that signals that it is no number
         problem = "has values that are not numbers"
         requirement = "a column of numbers or text"
-        raise InputError(key, Found(problem), requirement) from None
+        raise InputError(key, Fault(problem), requirement) from None
     cells: list[Cell | None] = []
     for value, is_missing in zip(values, missing, strict=True):
         cell = value.item() if isinstance(value, np.generic) else value
@@ -341,7 +341,7 @@ def read_cells(series: Series, key: str) -> list[Cell | None]:
             is_mixed = series.dtype == object
             stored_type = type(cell).__name__ if is_mixed else str(series.dtype)
             problem = f"has values of type {stored_type}"
-            raise InputError(key, Found(problem), "a column of numbers or text")
+            raise InputError(key, Fault(problem), "a column of numbers or text")
     floats = [cell for cell in cells if isinstance(cell, float)]
     _check_exact(np.asarray(floats, dtype=float), key)
     return cells
@@ -370,7 +370,7 @@ def read_names(series: Series, key: str) -> list[str | None]:
     for cell in cells:
         if isinstance(cell, int) and cell.bit_length() > MAX_INTEGER_BITS:
             problem = "has integers of too many digits"
-            raise InputError(key, Found(problem), "stored as text")
+            raise InputError(key, Fault(problem), "stored as text")
     names = [None if cell is None else name_of(cell) for cell in cells]
     float_names = [name for name in names if name and FLOAT.fullmatch(name.strip())]
     _check_exact(np.array(float_names, dtype=float), key)
@@ -400,7 +400,7 @@ def read_numbers(series: Series, key: str) -> NDArray[np.float64]:
     if stored_kind == "f":
         _check_exact(numbers, key)
     if np.isinf(numbers).any():
-        raise InputError(key, Found("has infinite values"), "finite everywhere")
+        raise InputError(key, Fault("has infinite values"), "finite everywhere")
     return numbers + 0.0  # -0.0 becomes 0.0, since not every type has it
 
 
@@ -421,7 +421,7 @@ def _number_of(cell: Cell | None, key: str) -> float:
     if is_missing_word(cell):
         return math.nan
     problem = "has values that are not numbers"
-    raise InputError(key, Found(problem), "a column of numbers")
+    raise InputError(key, Fault(problem), "a column of numbers")
 
 
 def _as_float(number: bool | int | float | Decimal) -> float:
@@ -445,7 +445,7 @@ def _check_exact(
     if np.any(is_large & (numbers == np.floor(numbers))):
         problem = "has whole numbers too large for the floats that they are stored as"
         requirement = "stored as integers or as text, or in a larger unit"
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
 
 
 class InferredKind(NamedTuple):

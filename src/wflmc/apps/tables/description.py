@@ -35,7 +35,7 @@ from wflmc.apps.tables.schema import (
     validated,
 )
 from wflmc.posterior.inputs import MAX_CLASSES
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 
 if TYPE_CHECKING:  # it is imported only where a table is used
     from pandas import DataFrame, Series
@@ -173,7 +173,7 @@ def _check_spellings(names: Sequence[str], key: str) -> None:
     if have_equal_spellings(names):
         equal = "names that are the same number, such as 1, 1.0 and True"
         requirement = f"without {equal} (codes such as 01 may differ)"
-        raise InputError(key, Found("has a number twice"), requirement)
+        raise InputError(key, Fault("has a number twice"), requirement)
 
 
 def _features(frame: DataFrame, schema: Schema) -> list[str]:
@@ -197,10 +197,10 @@ def _features(frame: DataFrame, schema: Schema) -> list[str]:
     if unnamed:  # mostly row numbers, which tell the target of a sorted table
         problem = "has no name in the table"
         requirement = "named, dropped or given as --id"
-        raise InputError(f"column {unnamed[0]!r}", Found(problem), requirement)
+        raise InputError(f"column {unnamed[0]!r}", Fault(problem), requirement)
     if not features:
         requirement = "a table with a column besides target, device and id"
-        raise InputError("table", Found("has no features"), requirement)
+        raise InputError("table", Fault("has no features"), requirement)
     return features
 
 
@@ -210,7 +210,7 @@ def _check_unique_id(frame: DataFrame, name: str | None) -> None:
         return
     reason = "since epsilon hides one row and someone with two rows is hidden less"
     requirement = f"unique, {reason} (or --device {name} --unit device)"
-    raise InputError(f"id {name!r}", Found("has repeated values"), requirement)
+    raise InputError(f"id {name!r}", Fault("has repeated values"), requirement)
 
 
 def _is_typed(frame: DataFrame) -> bool:
@@ -244,12 +244,12 @@ def _infer_classes(frame: DataFrame, target: str) -> list[int] | list[str]:
         labels.sort()
     if len(labels) == 1:
         requirement = "a column of at least two classes"
-        raise InputError(key, Found("has one class only"), requirement)
+        raise InputError(key, Fault("has one class only"), requirement)
     if not 2 <= len(labels) <= MAX_CLASSES:
         problem = "has too many classes" if labels else "has no class labels"
         kinds = "a column of whole numbers or text"
         requirement = f"{kinds}, of at most {MAX_CLASSES} classes"
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
     return labels
 
 
@@ -325,10 +325,10 @@ def _infer_categories(series: Series, key: str, *, is_declared: bool) -> list[st
     if not is_declared and len(categories) > MAX_NUMERIC_CLASSES and is_numeric:
         problem = "has numbers written as text"
         requirement = f"written with a decimal point, or {advice}"
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
     if len(categories) > MAX_CATEGORIES:
         problem = f"has more than {MAX_CATEGORIES} different values"
-        raise InputError(key, Found(problem), advice)
+        raise InputError(key, Fault(problem), advice)
     return categories
 
 

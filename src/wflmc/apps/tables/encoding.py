@@ -23,7 +23,7 @@ from wflmc.apps.tables.cells import (
 )
 from wflmc.apps.tables.schema import Column, Schema, nearest_name
 from wflmc.posterior.inputs import check_counts
-from wflmc.support.errors import Found, InputError, conflict, without_data
+from wflmc.support.errors import Fault, InputError, conflict, without_data
 
 if TYPE_CHECKING:  # it is imported only where a table is used
     from pandas import DataFrame, Series
@@ -68,7 +68,7 @@ def encode(frame: DataFrame, schema: Schema) -> EncodedTable:
     if absent:
         problem = f"has no column {', '.join(map(repr, absent))}"
         requirement = "a table with all columns of the schema"
-        raise InputError("table", Found(problem), requirement)
+        raise InputError("table", Fault(problem), requirement)
     blocks = [_encode_column(frame[column.name], column, schema) for column in columns]
     ranges = [bounds for column in columns for bounds in column.ranges]
     names = [name for column in columns for name in column.features]
@@ -124,7 +124,7 @@ def _check_missing(missing: NDArray[np.bool_], column: Column, schema: Schema) -
             hint += f"; {words} unless it is declared as a category"
         requirement = f"complete ({hint})"
     problem = "has missing values"
-    raise InputError(f"column {column.name!r}", Found(problem), requirement)
+    raise InputError(f"column {column.name!r}", Fault(problem), requirement)
 
 
 def outcomes(frame: DataFrame, schema: Schema) -> np.ndarray:
@@ -152,7 +152,7 @@ def outcomes(frame: DataFrame, schema: Schema) -> np.ndarray:
     if np.any(indices < 0):
         problem = "has a label outside the classes"
         requirement = "labelled by the classes of the schema"
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
     return np.asarray(classes)[indices]
 
 
@@ -185,7 +185,7 @@ def complete_names(
         is_name = text in never_missing
         if text is None or (is_missing_word(text) and not is_name):
             requirement = "complete: leave out such rows"
-            raise InputError(key, Found("has missing values"), requirement)
+            raise InputError(key, Fault("has missing values"), requirement)
         names.append(text)
     return names
 

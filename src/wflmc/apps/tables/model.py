@@ -165,7 +165,7 @@ class FittedModel:
             InputError: if the file is damaged, or its arrays do not fit each other.
         """
         requirement = "a model as `wflmc fit` wrote it"
-        arrays = read_arrays(path, key="DIR", allowed=requirement)
+        arrays = read_arrays(path, key="DIR", requirement=requirement)
         try:
             model = cls._from_arrays(arrays)
         except (ValueError, KeyError, TypeError, OverflowError):

@@ -18,7 +18,7 @@ import numpy as np
 
 from wflmc.apps.tables.cells import parse_number, plain_form
 from wflmc.support.delimited import TextRow, split_rows
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 from wflmc.support.storage import read_arrays, read_lines
 
 if TYPE_CHECKING:  # it is imported only where a table is used
@@ -140,7 +140,7 @@ def _read_text(path: Path) -> DataFrame:
     except (csv.Error, UnicodeDecodeError):
         raise InputError("table", str(path), requirement) from None
     if not rows:
-        raise InputError("table", Found("is empty"), "a header and at least one row")
+        raise InputError("table", Fault("is empty"), "a header and at least one row")
     header = _column_names(rows[0].cells)
     records = [_record(row.cells, len(header)) for row in rows[1:]]
     if any(record is None for record in records):
@@ -186,7 +186,7 @@ def _column_names(header: list[str]) -> list[str]:
     if has_fraction or has_repeated_number:
         # These are data, and must not show in errors as names.
         requirement = "a table with a name for each column in the first row"
-        raise InputError("table", Found("has numbers for names"), requirement)
+        raise InputError("table", Fault("has numbers for names"), requirement)
     names = [
         name if name.strip() else f"{UNNAMED_PREFIX}{index}"
         for index, name in enumerate(header)
@@ -224,7 +224,7 @@ def _read_npz(path: Path) -> DataFrame:
         "an .npz file with numbers X[N, d], y[N] and, if there are, devices[N]"
     )
     names = ("X", *ARRAY_COLUMNS)
-    arrays = read_arrays(path, key="table", allowed=requirement, names=names)
+    arrays = read_arrays(path, key="table", requirement=requirement, names=names)
     X = arrays.get("X", np.zeros(0))
     is_table = X.ndim == 2 and X.dtype.kind in "biuf"
     columns = {
@@ -259,12 +259,12 @@ def _checked(frame: DataFrame) -> DataFrame:
     if frame.columns.nlevels > 1:
         problem = "has names of several levels"
         requirement = "a table with one name for each column"
-        raise InputError("table", Found(problem), requirement)
+        raise InputError("table", Fault(problem), requirement)
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.rename(columns=str)
     _check_names(frame.columns)
     if not len(frame):
-        raise InputError("table", Found("has no rows"), "a header and at least one row")
+        raise InputError("table", Fault("has no rows"), "a header and at least one row")
     return frame
 
 
@@ -274,4 +274,4 @@ def _check_names(names: Index) -> None:
     if len(repeated):
         listed = ", ".join(repr(name) for name in repeated)
         problem = f"has more than one column named {listed}"
-        raise InputError("table", Found(problem), "a table with distinct names")
+        raise InputError("table", Fault(problem), "a table with distinct names")

@@ -36,7 +36,7 @@ from wflmc.posterior.custom.start import StartCheck
 from wflmc.posterior.inputs import check_counts, check_positive
 from wflmc.posterior.partition import examples_by_device
 from wflmc.support.compilation import Compiler
-from wflmc.support.errors import Found, InputError, without_data
+from wflmc.support.errors import Fault, InputError, without_data
 from wflmc.support.trees import ArrayTree, DrawFunction
 
 Array = NDArray[np.float64]
@@ -354,7 +354,7 @@ def _without_coordinates(
     leaves = jax.tree_util.tree_leaves_with_path(sizes)
     path, _ = max(leaves, key=lambda leaf: leaf[1])
     name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameters"
-    problem = Found(error.problem)
+    problem = Fault(error.problem)
     # Of a model with sites, these were written with offsets where that may help.
     if layout.sites.dims:
         return InputError(f"site {name}", problem, error.remedy)
@@ -488,4 +488,4 @@ def _not_convex(
         f"eigenvalue {smallest_at_mode:.3g} at the mode found and "
         f"{smallest_at_start:.3g} at `initial`); is a sign wrong?"
     )
-    return InputError(name, Found("was not given"), requirement)
+    return InputError(name, Fault("was not given"), requirement)

@@ -595,7 +595,7 @@ def refine(chains: PilotChains, affine: Affine) -> tuple[Affine, float]:
     )
 
 
-def _pass_keys() -> Iterator[threefry.Words]:
+def _pass_keys() -> Iterator[threefry.WordPairs]:
     """Yield the keys of every pass of the pilot, one for each of its runs, [run, 2]."""
     single_keys = threefry.split(PILOT_KEY, MAX_PASSES + 1)[1:]
     for key in single_keys:

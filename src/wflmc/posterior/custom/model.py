@@ -28,7 +28,7 @@ from wflmc.sums.record_gradients import (
     map_equations,
     run_traced,
 )
-from wflmc.support.errors import Found, InputError
+from wflmc.support.errors import Fault, InputError
 from wflmc.support.keys import digest
 from wflmc.support.trees import ArrayTree, DrawFunction, NumericArray, Values
 
@@ -279,7 +279,7 @@ def checked_arrays(key: str, data: ArrayTree) -> tuple[ArrayTree, int]:
             "(X, y) of at least one example; np.asarray makes one of a list of numbers "
             "or rows"
         )
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
     return jax.tree.unflatten(structure, arrays), shapes[0][0]
 
 
@@ -294,7 +294,7 @@ def _checked_array(key: str, leaf: ArrayLike) -> np.ndarray:
             "real numbers: np.unique(values, return_inverse=True)[1] encodes texts as "
             "integers"
         )
-        raise InputError(key, Found(problem), requirement)
+        raise InputError(key, Fault(problem), requirement)
     if array.dtype.kind in "iu" and array.size:
         _check_integers(key, array)
     return array
@@ -310,7 +310,7 @@ def _check_integers(key: str, array: np.ndarray) -> None:
         f"whole numbers from {limits.min} up to {limits.max}: scale them, or give "
         "floats"
     )
-    raise InputError(key, Found(problem), requirement)
+    raise InputError(key, Fault(problem), requirement)
 
 
 def checked_parameters(
@@ -342,7 +342,7 @@ def checked_parameters(
         arrays.append(np.asarray(leaf, dtype=float))
     flat = np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
     if not flat.size or not np.all(np.isfinite(flat)):
-        problem = Found("has no parameters, or nan or infinite ones")
+        problem = Fault("has no parameters, or nan or infinite ones")
         raise InputError("initial", problem, "at least one array, finite")
     return flat, structure, tuple(array.shape for array in arrays)
 
@@ -409,7 +409,7 @@ def shape_of(
     except Exception as error:  # whatever a user's function may raise
         message = f"{type(error).__name__}: {str(error).strip()}"
         first_line = message.splitlines()[0][:MAX_ERROR_TEXT].rstrip(".: ")
-        problem = Found(f"fails: {first_line}")
+        problem = Fault(f"fails: {first_line}")
         if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
             requirement += (
                 ": use jax.numpy in place of numpy and float(), and jnp.where in place "
@@ -435,7 +435,7 @@ def _check_number(
         if any(jnp.issubdtype(dtype, kind) for kind in kinds):
             return
     shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-    problem = Found(f"returns {shown or 'nothing'}")
+    problem = Fault(f"returns {shown or 'nothing'}")
     requirement = f"{requirement}, that returns one floating-point number"
     raise InputError(key, problem, requirement)
 
@@ -588,7 +588,7 @@ def _check_example_is_used(gradient: "ClosedJaxpr", requirement: str) -> None:
         ": data that it takes from elsewhere would count once for every example of "
         "every device"
     )
-    problem = Found("does not look at its example")
+    problem = Fault("does not look at its example")
     raise InputError("log_likelihood", problem, requirement)
 
 

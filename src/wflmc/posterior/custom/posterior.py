@@ -35,7 +35,7 @@ from wflmc.sums.constants import CPU_CACHE_BYTES, RECORDS_PER_FLOAT32_SUM
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.record_gradients import ArrayGradients, in_order
 from wflmc.support.errors import (
-    Found,
+    Fault,
     InputError,
     Shown,
     ShownValues,
@@ -174,7 +174,7 @@ class CustomPosterior(Shown, Posterior):
         has_axes = axes == "..." or len(shape) == 2 + axes.count(",")
         if not shape or shape[-1] != self.dim or not has_axes:
             requirement = f"theta[{axes}, m] with m = {self.dim} parameters"
-            raise InputError("theta", Found(f"has the shape {shape}"), requirement)
+            raise InputError("theta", Fault(f"has the shape {shape}"), requirement)
 
     def _checked_coordinates(self, theta: ArrayLike, axes: str = "...") -> NumericArray:
         """Return φ of θ[axes, m], refused where it has another shape."""
@@ -656,7 +656,7 @@ class CustomPosterior(Shown, Posterior):
                 "wrong? is it nan nearby?): start elsewhere, or give mu, L and a "
                 "plan's initial_w2_sq"
             )
-            problem = Found(f"leads to no mode: {trouble}")
+            problem = Fault(f"leads to no mode: {trouble}")
             raise InputError("initial", problem, requirement)
         return LaplaceMode(mode, self.eigenvalues(mode))
 
@@ -761,7 +761,7 @@ class CustomPosterior(Shown, Posterior):
             requirement = (
                 "given to plan, as the cost is not convex at the mode that was found"
             )
-            problem = Found("cannot be estimated")
+            problem = Fault("cannot be estimated")
             raise InputError("initial_w2_sq", problem, requirement, section="posterior")
         squares = (values**-0.5 - std) ** 2
         has_all_values = values.size == self.dim

@@ -15,7 +15,7 @@ from wflmc.posterior.custom.model import TracedModel, on_device
 from wflmc.posterior.custom.precision import in_float32
 from wflmc.sums.norms import row_norms
 from wflmc.support.compilation import Compiler
-from wflmc.support.errors import Found, InputError, without_data
+from wflmc.support.errors import Fault, InputError, without_data
 from wflmc.support.trees import ArrayTree
 
 
@@ -92,10 +92,10 @@ class StartCheck:
         examples_are_finite = np.asarray(finite.examples)
         if not np.all(examples_are_finite):
             first = np.flatnonzero(~examples_are_finite)[0]
-            where = Found(f"{problem} at example {first}")
+            where = Fault(f"{problem} at example {first}")
             raise InputError("log_likelihood", where, requirement)
         if not np.asarray(finite.prior):
-            raise InputError("log_prior", Found(problem), requirement)
+            raise InputError("log_prior", Fault(problem), requirement)
 
 
 def _are_finite(
