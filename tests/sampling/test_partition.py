@@ -48,7 +48,7 @@ def test_every_chain_is_in_one_chunk_and_every_round_in_one_block(workload, limi
     chains = [
         index
         for chunk in cut.chunks()
-        for index in range(chunk.own.start, chunk.own.stop)
+        for index in range(chunk.chains.start, chunk.chains.stop)
     ]
     assert chains == [*range(workload.chains)]
     assert len([*cut.chunks()]) == cut.chunk_count
@@ -65,7 +65,8 @@ def test_parts_are_equal_and_the_last_one_is_filled_up(workload, limits):
     for chunk in cut.chunks():
         assert chunk.members.size == cut.chunk_chains
         np.testing.assert_array_equal(
-            chunk.members[: chunk.size], np.arange(chunk.own.start, chunk.own.stop)
+            chunk.members[: chunk.size],
+            np.arange(chunk.chains.start, chunk.chains.stop),
         )
         assert np.all(chunk.members[chunk.size :] == workload.chains - 1)
     numbers = np.arange(workload.rounds)
@@ -101,13 +102,15 @@ def test_groups_of_a_transcript_stay_within_blocks_and_memory(workload, limits):
     cut = partition(workload, limits)
     groups = [cut.groups(block) for block in cut.blocks()]
     indices = [
-        index for group in groups for index in range(group.own.start, group.own.stop)
+        index
+        for group in groups
+        for index in range(group.indices.start, group.indices.stop)
     ]
     assert indices == [*range(cut.group_starts.size)]
     for block, group in zip(cut.blocks(), groups, strict=True):
         assert group.offsets[0] == 0  # no group reaches over from the block before
         np.testing.assert_array_equal(
-            block.start + group.offsets, cut.group_starts[group.own]
+            block.start + group.offsets, cut.group_starts[group.indices]
         )
     blocks = len(groups)
     if (
@@ -124,8 +127,8 @@ def test_a_run_that_goes_on_is_cut_where_it_was(workload, limits):
     blocks, parts = [*cut.blocks()], [*cut.chunks()]
     middle = len(blocks) // 2
     assert [*cut.blocks(blocks[middle].start)] == blocks[middle:]
-    last = [*cut.chunks(parts[-1].own.start)]
-    assert [chunk.own for chunk in last] == [parts[-1].own]
+    last = [*cut.chunks(parts[-1].chains.start)]
+    assert [chunk.chains for chunk in last] == [parts[-1].chains]
 
 
 def test_cuts_that_are_known():

@@ -152,7 +152,7 @@ def test_merged_rounds_say_the_same_of_affine_gradients():
         / (1 / told.noise).sum(0)[:, None],
         mean,
     )
-    np.testing.assert_allclose(told.share(np.arange(10.0))[:2], [1.0, 3.5])
+    np.testing.assert_allclose(told.group_means(np.arange(10.0))[:2], [1.0, 3.5])
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")

@@ -321,7 +321,7 @@ class _Reception(NamedTuple):
             plans: of the chains, one or one for each.
             moments: whose number of examples says how data are split.
         """
-        weights = [transcript.share(plan.weight_received) for plan in plans]
+        weights = [transcript.group_means(plan.weight_received) for plan in plans]
         counts = np.asarray(moments.examples, dtype=float)
         sizes = np.broadcast_to(counts, (plans[0].devices,))
         return cls(

@@ -44,11 +44,24 @@ class Progress(NamedTuple):
 
     @property
     def begun(self) -> bool:
-        """Whether any round is done."""
+        """Return whether any round is done.
+
+        If so, the file of the samples exists and holds draws, which a run that
+        continues must not overwrite; `allocate` takes this as an argument. A run whose
+        first block was interrupted has not begun.
+        """
         return self.chains is not None
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all of it as named arrays."""
+        """Return all of it as named arrays, as NumPy's archives store them.
+
+        What is None is left out. Averages and what was received have a prefix before
+        their names, so that no recorder can collide with a field of its own.
+        `from_arrays` is the inverse.
+
+        Returns:
+            Arrays by name, without the checkpoint's name and digest.
+        """
         values: dict[str, ArrayLike | None] = {
             "first_chain": self.first_chain,
             "rounds": self.rounds,
@@ -67,18 +80,35 @@ class Progress(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> "Progress":
-        """Return what `to_arrays` has written."""
+        """Return the progress that `to_arrays` has converted.
+
+        Arrays that are missing become None: a velocity of overdamped chains, the clip
+        rate where devices do not report it, or what was received outside of
+        federations.
+
+        Args:
+            arrays: by name, with their prefixes.
+
+        Returns:
+            The progress, its arrays not copied.
+        """
         chains = None
         if "position" in arrays:
-            chains = Start(arrays["position"], arrays.get("velocity"))
-        reception = _with_prefix(arrays, RECEPTION)
+            velocity = arrays.get("velocity")
+            chains = Start(arrays["position"], velocity)
+        reception = None
+        received_arrays = _with_prefix(arrays, RECEPTION)
+        if received_arrays:
+            reception = GradientEstimate(**received_arrays)
+        first_chain = arrays["first_chain"].item()
+        rounds = arrays["rounds"].item()
         return cls(
-            first_chain=int(arrays["first_chain"].item()),
-            rounds=int(arrays["rounds"].item()),
+            first_chain=int(first_chain),
+            rounds=int(rounds),
             chains=chains,
             clip_rate=arrays.get("clip_rate"),
             averages=_with_prefix(arrays, AVERAGES),
-            reception=GradientEstimate(**reception) if reception else None,
+            reception=reception,
         )
 
 
@@ -97,16 +127,33 @@ class Checkpoint(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """The file of the progress."""
+        """Return the path of the progress, which `save` replaces as a whole.
+
+        It is NumPy's archive of named arrays, with a digest of its contents. It does
+        not exist before the first block is done.
+        """
         return self.folder / "progress.npz"
 
     @property
     def samples(self) -> Path:
-        """The file of the samples."""
+        """Return the path of the samples, which grow block by block.
+
+        It is NumPy's format for one array, mapped into memory. Only rounds that the
+        progress counts are valid in it: the file is flushed before the progress is
+        saved.
+        """
         return self.folder / "theta.npy"
 
     def load(self) -> Progress:
-        """Return what was saved; the beginning where nothing was.
+        """Return what was saved, or the beginning where nothing was.
+
+        The digest of the contents is verified first, then the name of the run: a run
+        with another plan, other data, another seed or another memory limit would not
+        continue with the same draws.
+
+        Returns:
+            The progress after the last block that was saved; an empty one where there
+            is no file.
 
         Raises:
             InputError: if the file is damaged, or of another run.
@@ -118,12 +165,19 @@ class Checkpoint(NamedTuple):
         if str(arrays.pop("digest", "")) != _digest(arrays):
             raise InputError("checkpoint", str(file), "a readable file (it is damaged)")
         if str(arrays.pop("name")) != self.name:
-            allowed = "of the same plan, data, seed and memory limit"
-            raise InputError("checkpoint", str(file), allowed)
+            requirement = "of the same plan, data, seed and memory limit"
+            raise InputError("checkpoint", str(file), requirement)
         return Progress.from_arrays(arrays)
 
     def save(self, progress: Progress) -> None:
-        """Write progress whole or not at all."""
+        """Write progress, completely or not at all.
+
+        A new file takes the place of the previous one only when it is on the disk, so
+        that a crash leaves one of the two. Files of samples must be flushed before.
+
+        Args:
+            progress: after a block that was charged, found finite and recorded.
+        """
         with replacing(self.file) as file:
             arrays = progress.to_arrays()
             arrays["name"] = np.array(self.name)
@@ -148,15 +202,21 @@ def allocate(
 ) -> NDArray[Any]:
     """Return an array for results, in memory or mapped from a file.
 
+    The space for the entire file is reserved now, so that a full disk is an error here
+    and not a crash in the middle of a run. A new file that does not fit is removed.
+
     Args:
         shape: of the array.
         path: the file; None for memory.
         begun: whether the file exists and holds results already.
         dtype: of the array.
 
+    Returns:
+        The array, its values undefined unless `begun`.
+
     Raises:
         InputError: if the file that was begun holds another array.
-        OSError: if the disk has no room for the file.
+        OSError: if the disk has no space for the file.
     """
     if path is None:
         return np.empty(shape, dtype)
@@ -177,7 +237,7 @@ def allocate(
         if not begun:
             file_path.unlink(missing_ok=True)
         raise
-    except Exception:  # the header of a file that is damaged fails in a dozen ways
+    except Exception:  # NumPy raises many kinds of errors for a damaged header
         raise mismatch from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise mismatch
@@ -185,6 +245,13 @@ def allocate(
 
 
 def flush(array: NDArray[np.generic]) -> None:
-    """Write an array to its file, if it has one."""
+    """Write an array to its file, if it has one.
+
+    An array in memory is left as it is. After this returns the file holds all that was
+    assigned to the array, and a checkpoint may count on it.
+
+    Args:
+        array: perhaps a `np.memmap`, as `allocate` returns for a path.
+    """
     if isinstance(array, np.memmap):
         array.flush()

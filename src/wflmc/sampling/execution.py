@@ -24,6 +24,7 @@ MEMORY = 2 * 2**30
 """Bytes for chains and gradients unless the caller sets a limit; on an accelerator
 `ACCELERATOR_MEMORY` times as much."""
 ACCELERATOR_MEMORY = 8
+"""How many times `MEMORY` an accelerator may take."""
 SUMS_MEMORY = 1 / 4
 """Fraction of the memory that blocks of devices may take."""
 
@@ -67,13 +68,23 @@ class Execution:
 
 
 DEFAULT_EXECUTION = Execution()
+"""All accelerators, the default memory, and nothing stored."""
 
 
 def check_execution(execution: object) -> None:
-    """Refuse what is no `Execution`, such as a limit of memory on its own."""
+    """Refuse what is no `Execution`, such as a number of bytes.
+
+    The values within an `Execution` were checked when it was constructed.
+
+    Args:
+        execution: the argument of `wflmc.sample`.
+
+    Raises:
+        InputError: if it is of another type; the message names the type, never a value.
+    """
     if not isinstance(execution, Execution):
-        allowed = "wflmc.sampling.Execution(…)"
-        raise InputError("execution", type(execution).__name__, allowed)
+        requirement = "wflmc.sampling.Execution(…)"
+        raise InputError("execution", type(execution).__name__, requirement)
 
 
 class Machine(NamedTuple):
@@ -89,7 +100,12 @@ class Machine(NamedTuple):
         """Return a name for how sums are cut.
 
         A round that is repeated must repeat the same sum, or the difference of the two
-        has no noise.
+        has no noise. So checkpoints carry this name, and one that was cut in another
+        way is refused.
+
+        Args:
+            first_kept_round: index of the first round whose draws are kept.
+            transcript: whether a transcript is kept.
         """
         partition = self.partition
         parts = [
@@ -106,7 +122,12 @@ class Machine(NamedTuple):
 
 
 def default_memory() -> int:
-    """Return the limit of memory where none is given, in bytes."""
+    """Return the limit of memory that applies where the caller sets none, in bytes.
+
+    It is `MEMORY`, 2 GiB, on a CPU and 16 GiB on any accelerator, whatever memory the
+    machine has. A larger limit makes chunks larger and so runs faster; it is set by
+    `Execution(memory=…)`.
+    """
     on_host = jax.default_backend() == "cpu"
     return MEMORY if on_host else ACCELERATOR_MEMORY * MEMORY
 
@@ -119,16 +140,26 @@ def prepare_machine(
 ) -> Machine:
     """Cut the work within the limits, and bring the posterior to the accelerators.
 
+    A single accelerator that nobody asked for by name needs no mesh: JAX's default one
+    is used.
+
     Args:
         execution: memory and accelerators.
         posterior: as the caller has it.
         workload: sizes of the run.
         by_example: whether gradients of single examples are clipped.
+
+    Returns:
+        The posterior with its data arranged for this many chains, the mesh, and the
+        partition of the run.
+
+    Raises:
+        InputError: if not even one chain fits into the memory.
     """
-    chosen = execution.accelerators
-    accelerators = list(jax.devices() if chosen is None else chosen)
+    requested = execution.accelerators
+    accelerators = list(jax.devices() if requested is None else requested)
     mesh = None
-    if len(accelerators) > 1 or chosen is not None:
+    if len(accelerators) > 1 or requested is not None:
         mesh = Mesh(np.array(accelerators), ("chain",))
     memory = execution.memory or default_memory()
     limits = WorkLimits(
@@ -137,6 +168,10 @@ def prepare_machine(
         accelerators=len(accelerators),
     )
     cut = partition(workload, limits)
-    chains_each = cut.chunk_chains // len(accelerators)
-    ready = posterior.on_accelerator(chains_each, SUMS_MEMORY * memory, by_example)
-    return Machine(ready, mesh, cut)
+    chains_per_accelerator = cut.chunk_chains // len(accelerators)
+    arranged_posterior = posterior.on_accelerator(
+        chains_per_accelerator,
+        SUMS_MEMORY * memory,
+        by_example,
+    )
+    return Machine(arranged_posterior, mesh, cut)

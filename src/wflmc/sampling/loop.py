@@ -33,7 +33,12 @@ class HasFinite(Protocol):
 
     @property
     def finite(self) -> Any:
-        """Whether all chains were finite after each round, [round, ...]."""
+        """Return whether all chains were finite after each round, [round, ...].
+
+        Axes after the first are reduced by `check_finite`; a compiled block may report
+        one value per accelerator. Rounds that only fill up the last block may follow,
+        and are ignored.
+        """
 
 
 class HasPosition(Protocol):
@@ -41,7 +46,11 @@ class HasPosition(Protocol):
 
     @property
     def position(self) -> Any:
-        """θ[chain, m]."""
+        """Return θ[chain, m], an array of NumPy or JAX.
+
+        `HostRound` looks at it after every update, to see whether all chains are still
+        finite; with kinetic dynamics an infinite velocity shows here a round later.
+        """
 
 
 InfoT = TypeVar("InfoT", bound=HasFinite)
@@ -87,15 +96,34 @@ def run_rounds(
 
 
 def superpose_locally(block: slice, state: object) -> None:
-    """Exchange nothing: gradients are added up within the compiled round."""
+    """Exchange nothing: gradients are added up within the compiled round.
+
+    This is the transport of simulations, in which devices and server are one program.
+    It returns None as the signal, which `Simulation` expects.
+
+    Args:
+        block: the rounds that are about to run.
+        state: of the chains before them.
+    """
 
 
 def charge_nothing(block: slice, signal: object) -> None:
-    """Pay nothing: there is no ledger, or all rounds were paid for before the first."""
+    """Pay nothing: there is no ledger, or all rounds were paid for before the first.
+
+    Protected fits charge their ledger once, for every round of the plan, before the
+    loop begins. Federations and `wflmc.sample` with a ledger charge block by block
+    instead.
+
+    Args:
+        block: the rounds that are about to run.
+        signal: what the transport has brought.
+    """
 
 
 def check_finite(finite: ArrayLike, block: slice) -> None:
-    """Refuse a block in which a chain left the finite numbers.
+    """Refuse a block in which a parameter became infinite or nan.
+
+    A chain cannot recover from that, and nothing of such a block may be stored.
 
     Args:
         finite: of every round of the block, [round, ...]; rounds beyond the block's
@@ -103,18 +131,18 @@ def check_finite(finite: ArrayLike, block: slice) -> None:
         block: the rounds.
 
     Raises:
-        SamplingError: names the first round that was lost.
+        SamplingError: names the first such round, counted from 1.
     """
     rounds = block.stop - block.start
     by_round = np.asarray(finite)[:rounds].reshape(rounds, -1).all(1)
     if by_round.all():
         return
-    lost = block.start + int(np.argmin(by_round)) + 1
+    first_diverged = block.start + int(np.argmin(by_round)) + 1
     raise SamplingError(
-        f"A chain left the finite numbers in round {lost}: the noise or the step is "
-        "too large for it to come back (a smaller step size, a larger clip, or a "
-        "policy with less noise in early rounds help), or a model of your own has no "
-        "finite gradient where the chain was."
+        f"A chain became infinite or not a number in round {first_diverged}. Either "
+        "the noise or the step is too large (a smaller step size, a larger clip, or a "
+        "policy with less noise in early rounds help), or a custom model has no finite "
+        "gradient at the chain's position."
     )
 
 
@@ -150,7 +178,17 @@ class HostRound(Generic[HostStateT, SignalT]):
         state: HostStateT,
         signal: SignalT,
     ) -> tuple[HostStateT, HostInfo[SignalT]]:
-        """Run one round."""
+        """Run one round.
+
+        Args:
+            block: a single round.
+            state: before the round.
+            signal: what the transport has brought of the round.
+
+        Returns:
+            The state after the round, and whether it is finite. Where `receive` returns
+            None, the state is the one before the round.
+        """
         received = self.receive(block.start, signal)
         if received is not None:
             state = self.update(block.start, state, signal, received)
@@ -159,5 +197,16 @@ class HostRound(Generic[HostStateT, SignalT]):
 
 
 def single_rounds(first: int, rounds: int) -> Iterable[slice]:
-    """Return blocks of one round each, from the round `first` on."""
+    """Return blocks of one round each.
+
+    Rounds on the host run one by one, since a message has to reach the devices between
+    any two of them.
+
+    Args:
+        first: index of the first round, above 0 where a run continues.
+        rounds: S, the number of rounds of the plan.
+
+    Returns:
+        Slices of length 1; none where `first` is S.
+    """
     return (slice(index, index + 1) for index in range(first, rounds))

@@ -26,11 +26,27 @@ class NoiseSource(Protocol):
     """From the index of a round and its signal[chain, m] to y[chain, m]."""
 
     def __call__(self, round_index: int, signal: Signal) -> jax.Array | Signal:
-        """Return what the server receives."""
+        """Return what the server receives in a round.
+
+        Args:
+            round_index: index of the round in the plan, from 0.
+            signal: the superposition of what devices have transmitted, [chain, m].
+
+        Returns:
+            y[chain, m], the signal with its noise.
+        """
 
 
 def noise_of_senders(round_index: int, signal: Signal) -> Signal:
-    """Add nothing: the noise is in what devices have sent."""
+    """Return the signal as it is: the noise is in what devices have sent.
+
+    That is so with distributed noise, where every device adds its part before the
+    secure sum, and the server never sees a value without noise.
+
+    Args:
+        round_index: index of the round in the plan.
+        signal: what has reached the server, [chain, m].
+    """
     return signal
 
 
@@ -45,7 +61,15 @@ class LatticeNoise:
     """The lattice of a round, by its index."""
 
     def __call__(self, round_index: int, signal: Signal) -> Signal:
-        """Return the nearest point of the round's lattice, plus noise."""
+        """Return the nearest point of the round's lattice, plus discrete noise.
+
+        The noise comes from the operating system's entropy; a second call for the same
+        round returns another value, and both together reveal more than was charged.
+
+        Args:
+            round_index: index of the round in the plan.
+            signal: the clipped sum, [chain, m].
+        """
         return self.lattice(round_index).noisy(signal)
 
 
@@ -63,17 +87,29 @@ class ChannelNoise:
     """The number of the plan's first round, which keys are folded by."""
 
     def __call__(self, round_index: int, signal: Signal) -> jax.Array:
-        """Return y = signal + z, z ~ N(0, N0 I)."""
+        """Return y = signal + z, z ~ N(0, N0 I).
+
+        The keys are folded by the number of the round, so that a plan that continues
+        another one draws fresh noise.
+
+        Args:
+            round_index: index of the round in the plan.
+            signal: what devices have transmitted, [chain, m]; taken as float32.
+        """
         keys = compiled_round_keys(self.keys, self.first_number + round_index)
         float32_signal = jnp.asarray(signal, jnp.float32)
         return _receive(keys, float32_signal, self.rounds[round_index])
 
 
 @jax.jit
-def _receive(keys: jax.Array, signal: jax.Array, now: KernelRounds) -> jax.Array:
+def _receive(
+    keys: jax.Array,
+    signal: jax.Array,
+    current_round: KernelRounds,
+) -> jax.Array:
     """Return y[chain, m] of all chains."""
 
-    def receive_one(key: jax.Array, signal: jax.Array) -> jax.Array:
-        return receive(named(key, "noise"), Sum(signal), now)
+    def receive_chain(key: jax.Array, signal: jax.Array) -> jax.Array:
+        return receive(named(key, "noise"), Sum(signal), current_round)
 
-    return jax.vmap(receive_one)(keys, signal)
+    return jax.vmap(receive_chain)(keys, signal)

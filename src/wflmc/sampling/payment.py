@@ -18,6 +18,13 @@ from wflmc.support.keys import digest
 def refuse_plans(plans: Sequence[Plan]) -> None:
     """Refuse plans that overspend, unless their policy ignores budgets.
 
+    The loss of every device is added up over all rounds, on top of what the plan says
+    that its ledger has spent before. Plans that do not clip promise no privacy and
+    pass.
+
+    Args:
+        plans: one, or one for each chain; equal plans are checked once.
+
     Raises:
         OverspendError: if a plan would take a device beyond its budget.
     """
@@ -42,6 +49,9 @@ def name_run(
 ) -> str:
     """Return a name for all that is sent: two runs share it if they send the same.
 
+    A ledger charges the rounds of one name once, so that a run that is repeated, or
+    continued from a checkpoint, pays nothing twice.
+
     Args:
         key: of the chains.
         posterior: all of it, not its data alone: with another prior the same data make
@@ -49,26 +59,49 @@ def name_run(
         plans: one, or one for each chain.
         numbers: of the chains, [chain].
         initial: where chains start, unless that is drawn.
+
+    Returns:
+        A digest in hexadecimal digits.
     """
+    plan_digests = [plan.digest.encode() for plan in plans]
     leaves, structure = jax.tree.flatten(posterior)
+    key_numbers = np.asarray(jax.random.key_data(key))
+    start_arrays = () if initial is None else initial.arrays
     return digest(
-        *(plan.digest.encode() for plan in plans),
+        *plan_digests,
         repr(structure).encode(),
         *leaves,
-        np.asarray(jax.random.key_data(key)),
+        key_numbers,
         numbers,
-        *(() if initial is None else initial.arrays),
+        *start_arrays,
     )
 
 
 def run_name(key: jax.Array, posterior: Posterior, plan: Plan, chains: int) -> str:
-    """Return the name under which `sample` charges its ledger for chains from their own
-    starts."""
+    """Return the name under which `wflmc.sample` charges its ledger.
+
+    It is a digest of the plan, all of the posterior, the key and the numbers 0, 1, …
+    of the chains, whose starts are drawn. Whoever has the ledger can find the rounds
+    of such a run by it.
+
+    Args:
+        key: that `wflmc.sample` is called with.
+        posterior: with the devices' data.
+        plan: of all chains.
+        chains: how many there are.
+    """
     return name_run(key, posterior, [plan], np.arange(chains), initial=None)
 
 
 def noise_name(key: jax.Array) -> str:
-    """Return the name of a key's noise, which every run with that key shares."""
+    """Return the name of a key's noise, which every run with that key shares.
+
+    A ledger refuses two different runs with the same noise: the difference of what they
+    send would have no noise at all. The name does not reveal the key.
+
+    Args:
+        key: of the chains, as `wflmc.sample` takes it.
+    """
     return digest(np.asarray(jax.random.key_data(key)))
 
 
@@ -83,6 +116,9 @@ def open_account(
 ) -> Callable[[slice], None]:
     """Return the function that charges a ledger for a block of a run's rounds.
 
+    Before the first round is paid for, all rounds of the plan are checked against what the
+    ledger has left, so that no run begins that it could not pay to the end.
+
     Args:
         ledger: that is charged.
         run: the name of the run.
@@ -90,6 +126,9 @@ def open_account(
         posterior: whose data the ledger is about.
         plans: the plan; several are refused.
         transmitted: rounds of this run that were transmitted before.
+
+    Returns:
+        A function of a block of rounds, to be called before these are transmitted.
 
     Raises:
         InputError: if the ledger is about other devices or data, or another unit or
@@ -100,16 +139,16 @@ def open_account(
         raise InputError("ledger", type(ledger).__name__, "a wflmc.privacy.Ledger")
     plan = plans[0]
     if len(plans) > 1:
-        allowed = "given for one plan: chains are replicas of one experiment"
-        raise InputError("ledger", f"{len(plans)} plans", allowed)
+        requirement = "given for one plan: chains are replicas of one experiment"
+        raise InputError("ledger", f"{len(plans)} plans", requirement)
     if not plan.clips:
-        allowed = "left out for it: no finite loss would be true"
-        raise InputError("ledger", "a plan that does not clip", allowed)
+        requirement = "left out for it: no finite loss would be true"
+        raise InputError("ledger", "a plan that does not clip", requirement)
     _check_subject(ledger, plan, posterior)
     paid = ledger.rounds(run)
     if paid < transmitted:
-        allowed = f"one with all {transmitted} rounds that were sent"
-        raise InputError("ledger", f"{paid} rounds of this run", allowed)
+        requirement = f"one with all {transmitted} rounds that were sent"
+        raise InputError("ledger", f"{paid} rounds of this run", requirement)
     loss = plan.loss
     if paid == 0:
         ledger.check(plan.start, loss)
@@ -134,5 +173,5 @@ def _check_subject(ledger: Ledger, plan: Plan, posterior: Posterior) -> None:
     promised = f"unit = {promise.unit!r}, adjacency = {promise.adjacency!r}"
     subject = f"{ledger.devices} devices, {promised}, {data}"
     devices = f"this plan's {plan.devices} devices"
-    allowed = f"about {devices}, its unit, adjacency and data"
-    raise InputError("ledger", subject, allowed)
+    requirement = f"about {devices}, its unit, adjacency and data"
+    raise InputError("ledger", subject, requirement)

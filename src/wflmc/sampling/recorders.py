@@ -37,28 +37,49 @@ class Recorder(Protocol):
     """What is recorded of the kept draws of all chains."""
 
     def add(self, first_draw: int, chains: slice, draws: Floats) -> None:
-        """Record successive draws of some chains.
+        """Record successive draws of a chunk of chains.
+
+        Blocks arrive in order, each exactly once; a block may hold no draw, as those
+        of burn-in do.
 
         Args:
             first_draw: how many draws of these chains were recorded before.
-            chains: which chains.
-            draws: parameters, [draw, chain, m].
+            chains: which chains, a slice of all.
+            draws: parameters as users see them, [draw, chain, m].
         """
 
     def flush(self) -> None:
-        """Write to the disk what goes to a file."""
+        """Write to the disk what goes to a file.
+
+        It is called before progress is saved, as a checkpoint must not count draws that
+        a crash could take away. Recorders without a file do nothing.
+        """
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What a checkpoint has to hold, by name."""
+        """Return what a checkpoint has to hold, by name.
+
+        Values are arrays of all chains as they are at the moment, not copies. They are
+        passed back as `saved` when the run continues; empty where a file of its own
+        holds everything.
+        """
 
     @property
     def theta(self) -> NDArray[np.float32]:
-        """The draws of the trace, [chain, draw, m]."""
+        """Return the draws of the trace, [chain, draw, m], burn-in included.
+
+        Where only averages are recorded, it is the mean of every chain as its only
+        draw, [chain, 1, m]. Chains that have not run yet have undefined values, or
+        zeros in averages.
+        """
 
     @property
     def predictions(self) -> Predictions | None:
-        """Averages over the draws, where these were asked for."""
+        """Return averages over the draws, or None where draws are recorded.
+
+        They are complete once all blocks of all chains were added; in between they are
+        averages over the draws so far.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,26 +90,43 @@ class DrawRecorder:
     """[draw, chain, m]."""
 
     def add(self, first_draw: int, chains: slice, draws: Floats) -> None:
-        """Record successive draws of some chains."""
+        """Store successive draws of a chunk of chains.
+
+        Args:
+            first_draw: how many draws of these chains were stored before.
+            chains: which chains, a slice of all.
+            draws: parameters, [draw, chain, m].
+        """
         self.draws[first_draw : first_draw + len(draws), chains] = draws
 
     def flush(self) -> None:
-        """Write the draws to their file."""
+        """Write the draws to their file; those in memory stay there.
+
+        Progress that is saved afterwards can count on all draws that were added.
+        """
         flush(self.draws)
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Nothing: draws are in a file of their own."""
+        """Return no arrays: draws are in a file of their own.
+
+        A checkpoint maps that file from its folder, so that draws are not written a
+        second time with every block.
+        """
         return {}
 
     @property
     def theta(self) -> NDArray[np.float32]:
-        """All draws, [chain, draw, m]."""
+        """Return all draws, [chain, draw, m], burn-in included where it is kept.
+
+        It is a view of what is stored by round, [draw, chain, m]; of a file no more is
+        read than the caller looks at.
+        """
         return self.draws.swapaxes(0, 1)
 
     @property
     def predictions(self) -> Predictions | None:
-        """None: there are draws instead."""
+        """Return None: with all draws at hand, any average can be computed later."""
         return None
 
 
@@ -110,15 +148,27 @@ class AverageRecorder:
     """Of every draw at the watched rows, [chain, draw, rows · C]."""
 
     def add(self, first_draw: int, chains: slice, draws: Floats) -> None:
-        """Average over successive draws of some chains."""
+        """Include successive draws of a chunk of chains in the averages.
+
+        Args:
+            first_draw: how many draws of these chains were included before.
+            chains: which chains, a slice of all.
+            draws: parameters, [draw, chain, m]; nothing changes where there is none.
+        """
         if not len(draws):
             return
         self._add_moments(first_draw, chains, draws)
         self._add_logits(first_draw, chains, draws)
+        self._add_probability(first_draw, chains, draws)
+
+    def _add_probability(self, first_draw: int, chains: slice, draws: Floats) -> None:
+        """Update the mean prediction of every chain."""
         probability = self.probability[chains]
-        predicted = self.posterior.predict(np.swapaxes(draws, 0, 1), self.features)
+        by_chain = np.swapaxes(draws, 0, 1)
+        predicted = self.posterior.predict(by_chain, self.features)
         difference = predicted.reshape(probability.shape) - probability
-        probability += difference * (len(draws) / (first_draw + len(draws)))
+        total = first_draw + len(draws)
+        probability += difference * (len(draws) / total)
 
     def _add_moments(self, first_draw: int, chains: slice, draws: Floats) -> None:
         """Update mean and squared deviation (Chan, Golub and LeVeque 1983)."""
@@ -127,7 +177,8 @@ class AverageRecorder:
         mean = self.mean[chains]
         squared_deviation = self.squared_deviation[chains]
         draws_mean = draws.mean(0, dtype=float)
-        within = ((draws - draws_mean.astype(draws.dtype)) ** 2).sum(0)
+        deviations = draws - draws_mean.astype(draws.dtype)
+        within = (deviations**2).sum(0)
         difference = draws_mean - mean
         squared_deviation += within + difference**2 * first_draw * count / total
         mean += difference * count / total
@@ -144,11 +195,15 @@ class AverageRecorder:
         self.logits[chains, first_draw:last_draw] = flat.swapaxes(0, 1)
 
     def flush(self) -> None:
-        """Do nothing: a checkpoint holds the averages."""
+        """Do nothing: averages have no file; a checkpoint holds them, see `arrays`."""
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The averages by name."""
+        """Return the averages by name, in float64, as `record_averages` takes them.
+
+        They are not rounded to float32, so that a run that continues from a checkpoint
+        ends with the same averages as one that was never stopped.
+        """
         return {
             "probability": self.probability,
             "mean": self.mean,
@@ -158,19 +213,32 @@ class AverageRecorder:
 
     @property
     def theta(self) -> NDArray[np.float32]:
-        """The mean in place of draws, [chain, 1, m]."""
+        """Return the mean of the parameters as the only draw, [chain, 1, m].
+
+        It lets a trace without draws have the shape of one with draws; its spread is
+        zero, and `predictions` has the variance.
+        """
         return self.mean.astype(np.float32)[:, None]
 
     @property
     def predictions(self) -> Predictions:
-        """The averages of all chains."""
+        """Return the averages of all chains, rounded to float32.
+
+        The variance is the unbiased one, Σ (θ − mean)² / (draws − 1); of a single draw
+        it is 0.
+        """
         draws = self.logits.shape[1]
+        degrees_of_freedom = np.float32(max(1, draws - 1))
+        probability = self.probability.astype(np.float32)
+        mean = self.mean.astype(np.float32)
         squared_deviation = self.squared_deviation.astype(np.float32)
+        variance = squared_deviation / degrees_of_freedom
+        logits = self.logits.astype(np.float32)
         return Predictions(
-            probability=self.probability.astype(np.float32),
-            mean=self.mean.astype(np.float32),
-            variance=squared_deviation / np.float32(max(1, draws - 1)),
-            logits=self.logits.astype(np.float32),
+            probability=probability,
+            mean=mean,
+            variance=variance,
+            logits=logits,
         )
 
 
@@ -184,6 +252,9 @@ def record_averages(
 ) -> AverageRecorder:
     """Return a recorder of averages, over nothing yet or as a checkpoint held it.
 
+    Averages are accumulated in float64. Logits of every draw are recorded at the first
+    `WATCHED_ROWS` rows only.
+
     Args:
         posterior: a softmax regression, which predicts.
         features: u[n, d], at which predictions are averaged.
@@ -191,14 +262,17 @@ def record_averages(
         draws: how many draws of each are kept in all.
         saved: averages of a checkpoint by name; empty where there is none.
 
+    Returns:
+        A recorder to which all blocks of draws are added.
+
     Raises:
-        InputError: if the model predicts no classes.
+        InputError: if the model predicts no classes, or the features do not fit it.
     """
     if not isinstance(posterior, SoftmaxPosterior):
-        allowed = "left out for a model that predicts no classes"
-        raise InputError("predictions", type(posterior).__name__, allowed)
+        requirement = "left out for a model that predicts no classes"
+        raise InputError("predictions", type(posterior).__name__, requirement)
     rows = np.asarray(features)
-    posterior.design_matrix(rows)
+    posterior.design_matrix(rows)  # raises for features of another shape
     watched = min(WATCHED_ROWS, len(rows))
     classes = posterior.classes
     shapes = {

@@ -1,5 +1,6 @@
 """`wflmc.sample`: many chains of a plan, in chunks, charged, stored and resumed."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,38 +68,65 @@ class _ChainRequest:
 
     @property
     def plan(self) -> Plan:
-        """The plan, or the first of them."""
+        """Return the plan of all chains, or that of the first one.
+
+        What is read from it here is equal in all plans that run together: the numbers
+        of rounds, devices and parameters, burn-in and dynamics (`_check_plans`).
+        """
         return self.plans[0]
 
     @property
     def chains(self) -> int:
-        """How many chains there are."""
+        """Return the number of chains, at least 1.
+
+        With a plan for each chain it is the number of plans; else what the caller has
+        set, or `DEFAULT_CHAINS`.
+        """
         return self.numbers.size
 
     @property
     def rounds(self) -> int:
-        """S."""
+        """Return S, the number of rounds that every chain runs, burn-in included.
+
+        A plan that continues another one counts only its own rounds here.
+        """
         return len(self.plan.rounds)
 
     @property
     def first_kept(self) -> int:
-        """Index of the first round whose draws are kept."""
+        """Return the index of the first round whose draws are kept.
+
+        That is the end of burn-in, or 0 where burn-in is kept as well. Indices count
+        from the first round of the plan.
+        """
         return 0 if self.keep_burn_in else int(self.plan.burn_in)
 
     @property
     def kept_rounds(self) -> int:
-        """How many draws of a chain are kept."""
+        """Return how many draws of a chain are kept: one for every kept round.
+
+        Arrays of draws have this length along their axis of rounds, and averages are
+        taken over as many.
+        """
         return self.rounds - self.first_kept
 
     @property
     def by_example(self) -> bool:
-        """Whether gradients of single examples are clipped."""
+        """Return whether gradients of single examples are clipped, in any of the plans.
+
+        It costs more memory and more work, and needs other programs than clipping whole
+        devices; `Workload` and `Posterior.on_accelerator` depend on it.
+        """
         different_plans = distinct_plans(self.plans)
         return any(np.isfinite(plan.example_clip).any() for plan in different_plans)
 
     @property
     def workload(self) -> Workload:
-        """The sizes by which the work is cut."""
+        """Return the sizes by which the work is cut.
+
+        Nothing in it depends on values of the data, so that a run which continues from
+        a checkpoint is cut as it was before.
+        """
         return Workload(
             chains=self.chains,
             rounds=self.rounds,
@@ -112,12 +140,25 @@ class _ChainRequest:
 
     @property
     def recorded(self) -> str:
-        """A name for what is recorded, for checkpoints."""
+        """Return a name for what is recorded, for checkpoints.
+
+        It is "draws", or a digest of the features at which predictions are averaged: a
+        run with other features must not continue from these averages.
+        """
         return "draws" if self.features is None else digest(self.features)
 
     def plans_of(self, chains: NDArray[np.intp]) -> list[Plan]:
-        """Return the plan of each of some chains, or the one that all share."""
-        return [self.plans[index] for index in chains] if self.zipped else self.plans
+        """Return the plans of the members of a chunk.
+
+        Args:
+            chains: indices of the members, [chain].
+
+        Returns:
+            One plan for each of them; where all chains share a plan, that one alone.
+        """
+        if not self.zipped:
+            return self.plans
+        return [self.plans[index] for index in chains]
 
 
 def sample(  # noqa: PLR0913
@@ -170,22 +211,32 @@ def sample(  # noqa: PLR0913
         InputError: if an argument is not as described, or a checkpoint is of another
             run.
         OverspendError: if a device would be taken beyond its budget.
-        SamplingError: if a chain leaves the finite numbers.
+        SamplingError: if a chain becomes infinite or nan.
     """
     check_execution(execution)
     if predictions is not None and (keep_burn_in or execution.store is not None):
-        allowed = "given without keep_burn_in and store, which are for draws"
-        raise InputError("predictions", "features", allowed)
-    request = _check_request(
-        key,
-        posterior,
-        plan,
-        chains,
-        numbers=numbers,
-        initial=initial,
+        requirement = "given without keep_burn_in and store, which are for draws"
+        raise InputError("predictions", "features", requirement)
+    check_key(key)
+    check_posterior(posterior)
+    zipped = isinstance(plan, list | tuple)
+    plans: list[Plan] = [*plan] if zipped else [plan]  # type: ignore[list-item, misc]
+    _check_plans(plans, posterior)
+    count = _count_chains(chains, len(plans) if zipped else None)
+    chain_numbers = _check_numbers(numbers, count)
+    start = None
+    if initial is not None:
+        start = check_start(initial, chains=count, plan=plans[0], posterior=posterior)
+    request = _ChainRequest(
+        key=key,
+        posterior=posterior,
+        plans=plans,
+        zipped=zipped,
+        numbers=chain_numbers,
+        start=start,
         keep_burn_in=keep_burn_in,
         transcript=transcript,
-        predictions=predictions,
+        features=None if predictions is None else np.asarray(predictions),
     )
     refuse_plans(request.plans)
     machine = prepare_machine(
@@ -229,56 +280,36 @@ def sample(  # noqa: PLR0913
     return _make_trace(request, machine.partition, results)
 
 
-def _check_request(
-    key: jax.Array,
-    posterior: Posterior,
-    plan: Plan | Sequence[Plan],
-    chains: int | None,
-    *,
+def _count_chains(chains: object, plan_count: int | None) -> int:
+    """Return the number of chains.
+
+    Args:
+        chains: as the caller has set it, or None.
+        plan_count: the number of plans, where each chain has its own; else None.
+    """
+    if plan_count is not None:
+        if chains not in (None, plan_count):
+            raise InputError("chains", chains, f"the number of plans ({plan_count})")
+        chains = plan_count
+    elif chains is None:
+        chains = DEFAULT_CHAINS
+    if not isinstance(chains, int | np.integer) or chains < 1:
+        raise InputError("chains", chains, "a whole number of at least 1")
+    return int(chains)
+
+
+def _check_numbers(
     numbers: Sequence[int] | None,
-    initial: ArrayLike | Start | None,
-    keep_burn_in: bool,
-    transcript: bool,
-    predictions: ArrayLike | None,
-) -> _ChainRequest:
-    """Refuse what cannot be run together."""
-    check_key(key)
-    check_posterior(posterior)
-    zipped = isinstance(plan, list | tuple)
-    plans: list[Plan] = [*plan] if zipped else [plan]  # type: ignore[list-item, misc]
-    _check_plans(plans, posterior)
-    if zipped and chains not in (None, len(plans)):
-        raise InputError("chains", chains, f"the number of plans ({len(plans)})")
-    count: object = chains
-    if chains is None:
-        count = len(plans) if zipped else DEFAULT_CHAINS
-    elif zipped:
-        count = len(plans)
-    if not isinstance(count, int | np.integer) or count < 1:
-        raise InputError("chains", count, "a whole number of at least 1")
-    chain_numbers = np.arange(count) if numbers is None else np.asarray(numbers)
-    if chain_numbers.shape != (count,):
-        allowed = f"one for each of {count} chains"
-        raise InputError("numbers", f"{chain_numbers.size} numbers", allowed)
-    start = None
-    if initial is not None:
-        start = check_start(
-            initial,
-            chains=int(count),
-            plan=plans[0],
-            posterior=posterior,
-        )
-    return _ChainRequest(
-        key=key,
-        posterior=posterior,
-        plans=plans,
-        zipped=zipped,
-        numbers=chain_numbers,
-        start=start,
-        keep_burn_in=keep_burn_in,
-        transcript=transcript,
-        features=None if predictions is None else np.asarray(predictions),
-    )
+    chains: int,
+) -> NDArray[np.integer]:
+    """Return the numbers of the chains, 0, 1, … by default."""
+    if numbers is None:
+        return np.arange(chains)
+    chain_numbers = np.asarray(numbers)
+    if chain_numbers.shape != (chains,):
+        requirement = f"one for each of {chains} chains"
+        raise InputError("numbers", f"{chain_numbers.size} numbers", requirement)
+    return chain_numbers
 
 
 def _check_plans(plans: Sequence[Plan], posterior: Posterior) -> None:
@@ -287,8 +318,11 @@ def _check_plans(plans: Sequence[Plan], posterior: Posterior) -> None:
     for plan in different_plans:
         check_belongs(plan, posterior)
     if len({_shape(plan) for plan in different_plans}) != 1:
-        allowed = "one plan, or several of equal rounds, devices, start and dynamics"
-        raise InputError("plan", f"{len(plans)} plans", allowed)
+        raise InputError(
+            "plan",
+            f"{len(plans)} plans",
+            "one plan, or several of equal rounds, devices, start and dynamics",
+        )
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
@@ -339,7 +373,8 @@ def _open_results(
     store: str | Path | None,
 ) -> _Results:
     """Return arrays for results, with those in them that a checkpoint has saved."""
-    chains, dim = request.chains, request.plan.dim
+    chains = request.chains
+    dim = request.plan.dim
     recorder: Recorder
     if request.features is None:
         shape = (request.kept_rounds, chains, dim)
@@ -366,7 +401,8 @@ def _open_results(
     if request.plan.dynamics.has_velocity:
         velocity = np.zeros((chains, dim), np.float32)
     if saved.chains is not None:
-        position, velocity = saved.chains.position, saved.chains.velocity
+        position = saved.chains.position
+        velocity = saved.chains.velocity
     clip_rate = saved.clip_rate
     if clip_rate is None:
         clip_rate = np.zeros((request.rounds, chains), np.float32)
@@ -382,52 +418,79 @@ class _Keeper(NamedTuple):
     checkpoint: Checkpoint | None
     progress: ProgressCallback | None
 
-    def keep(self, chunk: Chunk, block: slice, state: State, kept: BlockDraws) -> None:
-        """Keep a block of a chunk."""
-        self._record(chunk, block, state, kept)
+    def keep(
+        self,
+        chunk: Chunk,
+        block: slice,
+        state: State,
+        simulated: BlockDraws,
+    ) -> None:
+        """Record a block of a chunk, save progress and report it.
+
+        The order matters: a checkpoint must not count rounds whose draws are not yet
+        recorded.
+
+        Args:
+            chunk: the chains.
+            block: the rounds, all of them finite.
+            state: of the chunk's members after the block.
+            simulated: kept draws, clip rates and, for a transcript, receptions.
+        """
+        self._record(chunk, block, state, simulated)
         if self.results.transcript is not None:
-            self._record_transcript(chunk, block, kept)
+            self._record_transcript(chunk, block, simulated)
         if self.checkpoint is not None:
             self._save(chunk, block)
         if self.progress is not None:
             rounds = self.partition.rounds
-            chunks_done = chunk.own.start // self.partition.chunk_chains
-            done = rounds * chunks_done + block.stop
-            self.progress(done, rounds * self.partition.chunk_count)
+            chunks_done = chunk.chains.start // self.partition.chunk_chains
+            rounds_done = rounds * chunks_done + block.stop
+            self.progress(rounds_done, rounds * self.partition.chunk_count)
 
     def _record(
         self,
         chunk: Chunk,
         block: slice,
         state: State,
-        kept: BlockDraws,
+        simulated: BlockDraws,
     ) -> None:
         """Record draws, clip rates and states."""
         results = self.results
         length = block.stop - block.start
-        draws = np.asarray(kept.draws)[:, : chunk.size]
+        draws = np.asarray(simulated.draws)[:, : chunk.size]
         parameters = self.request.posterior.parameters(draws)
-        results.recorder.add(kept.first_draw, chunk.own, parameters)
-        clip_rate = np.asarray(kept.info.clip_rate)[:length, : chunk.size]
-        results.clip_rate[block, chunk.own] = clip_rate
-        results.position[chunk.own] = np.asarray(state.position)[: chunk.size]
+        results.recorder.add(simulated.first_draw, chunk.chains, parameters)
+        clip_rate = np.asarray(simulated.info.clip_rate)
+        results.clip_rate[block, chunk.chains] = clip_rate[:length, : chunk.size]
+        position = np.asarray(state.position)
+        results.position[chunk.chains] = position[: chunk.size]
         if results.velocity is not None:
-            results.velocity[chunk.own] = np.asarray(state.velocity)[: chunk.size]
+            velocity = np.asarray(state.velocity)
+            results.velocity[chunk.chains] = velocity[: chunk.size]
 
-    def _record_transcript(self, chunk: Chunk, block: slice, kept: BlockDraws) -> None:
+    def _record_transcript(
+        self,
+        chunk: Chunk,
+        block: slice,
+        simulated: BlockDraws,
+    ) -> None:
         """Merge the rounds of a block into groups, and record these."""
+        info = simulated.info
         length = block.stop - block.start
-        own = (slice(length), slice(chunk.size))
+        counted = (slice(length), slice(chunk.size))
+        position = np.asarray(info.gradient_position)
+        received = np.asarray(info.received)
         groups = self.partition.groups(block)
         plans = self.request.plans_of(chunk.members[: chunk.size])
         estimate = merge_rounds(
-            position=np.asarray(kept.info.gradient_position)[own],
-            received=np.asarray(kept.info.received)[own],
+            position=position[counted],
+            received=received[counted],
             noise=reception_noise(plans, block),
             group_offsets=groups.offsets,
         )
         assert self.results.transcript is not None
-        write_rows(self.results.transcript, (groups.own, chunk.own), estimate)
+        index = (groups.indices, chunk.chains)
+        write_rows(self.results.transcript, index, estimate)
 
     def _save(self, chunk: Chunk, block: slice) -> None:
         """Save progress, after the files that it counts on."""
@@ -438,7 +501,7 @@ class _Keeper(NamedTuple):
         assert self.checkpoint is not None
         self.checkpoint.save(
             Progress(
-                first_chain=chunk.own.start,
+                first_chain=chunk.chains.start,
                 rounds=block.stop,
                 chains=Start(results.position, results.velocity),
                 clip_rate=results.clip_rate,
@@ -468,15 +531,19 @@ def _run_chunks(
             account(block)
 
     for chunk in partition.chunks(saved.first_chain):
-        rounds_done = saved.rounds if chunk.own.start == saved.first_chain else 0
+        is_begun = chunk.chains.start == saved.first_chain
+        rounds_done = saved.rounds if is_begun else 0
         start = saved.chains if rounds_done else request.start
+        begin = None
+        if start is not None:
+            begin = start.state(rounds_done, chunk.members)
         numbers = jax.device_put(request.numbers[chunk.members])
         state = initial_states(
             request.key,
             machine.posterior,
             request.plan,
             numbers,
-            None if start is None else start.state(rounds_done, chunk.members),
+            begin,
         )
         simulation = Simulation(
             machine.posterior,
@@ -487,22 +554,13 @@ def _run_chunks(
             program=program,
             mesh=machine.mesh,
         )
-
-        def keep(
-            block: slice,
-            state: State,
-            kept: BlockDraws,
-            chunk: Chunk = chunk,
-        ) -> None:
-            keeper.keep(chunk, block, state, kept)
-
         run_rounds(
             simulation.place(state),
             partition.blocks(rounds_done),
             transport=superpose_locally,
             charge=charge,
             advance=simulation,
-            keep=keep,
+            keep=functools.partial(keeper.keep, chunk),
         )
 
 
@@ -512,11 +570,16 @@ def _make_trace(
     results: _Results,
 ) -> Trace:
     """Return the trace of all chains."""
-    plan = request.plan
-    burn_in = plan.burn_in
-    kept_burn_in = burn_in - request.first_kept
+    burn_in = request.plan.burn_in
     theta = results.recorder.theta
-    clip_rate = results.clip_rate
+    kept_burn_in = burn_in - request.first_kept
+    burn_in_clip_rate = results.clip_rate[:burn_in]
+    mean_clip_rate = burn_in_clip_rate.sum(1) / request.chains
+    warmup = None
+    warmup_clip_rate = None
+    if request.keep_burn_in:
+        warmup = theta[:, :kept_burn_in]
+        warmup_clip_rate = burn_in_clip_rate.T
     transcript = None
     if results.transcript is not None:
         transcript = Transcript.from_rows(
@@ -524,15 +587,16 @@ def _make_trace(
             partition.group_starts,
             request.rounds,
         )
+    key_numbers = np.ravel(jax.random.key_data(request.key))
     return Trace(
         theta=theta[:, kept_burn_in:],
-        clip_rate=clip_rate[burn_in:].T,
-        burn_in_clip_rate=(clip_rate[:burn_in].sum(1) / request.chains).astype(float),
-        warmup=theta[:, :kept_burn_in] if request.keep_burn_in else None,
+        clip_rate=results.clip_rate[burn_in:].T,
+        burn_in_clip_rate=mean_clip_rate.astype(float),
+        warmup=warmup,
         plans=tuple(request.plans),
         velocity=results.velocity,
-        warmup_clip_rate=clip_rate[:burn_in].T if request.keep_burn_in else None,
-        key=tuple(np.ravel(jax.random.key_data(request.key)).tolist()),
+        warmup_clip_rate=warmup_clip_rate,
+        key=tuple(key_numbers.tolist()),
         predictions=results.recorder.predictions,
         transcript=transcript,
     )

@@ -37,7 +37,7 @@ class Carry(NamedTuple):
     state: State
     """Of all chains."""
     draws: jax.Array
-    """Kept draws of this block, [draw, chain, m]; places after these are undefined."""
+    """Kept draws of this block, [draw, chain, m]; entries after these are undefined."""
 
 
 class RoundBounds(NamedTuple):
@@ -75,7 +75,11 @@ class BlockDraws(NamedTuple):
 
     @property
     def finite(self) -> jax.Array:
-        """Whether all chains were finite, [round, accelerator]."""
+        """Return whether all chains were finite, [round, accelerator].
+
+        `run_rounds` reads it before anything of the block is kept. The last block has
+        further rounds here, which only fill it up.
+        """
         return self.info.finite
 
 
@@ -102,9 +106,9 @@ def scan_rounds(
 ) -> tuple[Carry, BlockInfo]:
     """Run a block of rounds for all chains.
 
-    Every round writes its draws at its place among the kept ones of the block. Rounds
-    of burn-in all write to the first place, where the first kept round overwrites them:
-    burn-in takes no memory and no second compilation.
+    Every round writes its draws at its index among the kept ones of the block. Rounds
+    of burn-in all write to index 0, where the first kept round overwrites them: burn-in
+    takes no memory and no second compilation.
 
     Args:
         model: what the kernel takes gradients of.
@@ -113,27 +117,31 @@ def scan_rounds(
         keys: of the chains, [chain].
         bounds: which rounds are kept, how rounds are numbered, how many there are.
         program: what the block is compiled for.
+
+    Returns:
+        The state and draws after the block, and what is reported of its rounds.
     """
     rounds_axis = 0 if program.zipped else None
     in_axes = (0, program.model_axes, CHAIN_AXES, rounds_axis)
     kernel = jax.vmap(program.kernel, in_axes, (CHAIN_AXES, 0))
     first = carry.state.round
 
-    def body(carry: Carry, changing: Rounds) -> tuple[Carry, BlockInfo]:
-        now = KernelRounds(changing, rounds.constants)
+    def body(carry: Carry, round_values: Rounds) -> tuple[Carry, BlockInfo]:
+        current_round = KernelRounds(round_values, rounds.constants)
         before = carry.state
         index = before.round
-        state, info = kernel(round_keys(keys, bounds.start + index), model, before, now)
+        round_key = round_keys(keys, bounds.start + index)
+        state, info = kernel(round_key, model, before, current_round)
 
-        def unless_filled_up(new: jax.Array, old: jax.Array) -> jax.Array:
+        def unless_filled_up(updated: jax.Array, unchanged: jax.Array) -> jax.Array:
             # The last block is filled up with rounds that do nothing.
-            return jnp.where(index < bounds.rounds, new, old)
+            return jnp.where(index < bounds.rounds, updated, unchanged)
 
         held = jax.tree.map(unless_filled_up, state, before)
-        place = jnp.maximum(index - jnp.maximum(bounds.first_kept, first), 0)
+        draw_index = jnp.maximum(index - jnp.maximum(bounds.first_kept, first), 0)
         after = Carry(
             state=held._replace(round=state.round),
-            draws=carry.draws.at[place].set(held.position),
+            draws=carry.draws.at[draw_index].set(held.position),
         )
         block_info = BlockInfo(info.finite.all(keepdims=True), info.clip_rate)
         if program.transcript:
@@ -157,9 +165,22 @@ def advance_block(
     program: BlockProgram,
     mesh: Mesh | None,
 ) -> tuple[Carry, BlockInfo]:
-    """Compile `scan_rounds`, with the chains spread over the accelerators of a mesh.
+    """Run a block as `scan_rounds` does, compiled, with the chains spread over a mesh.
 
-    Each accelerator works on chains of its own; nothing is exchanged.
+    Each accelerator works on its own chains; nothing is exchanged. The memory of the
+    carry is donated: the caller must not use it afterwards.
+
+    Args:
+        model: what the kernel takes gradients of; a copy lies on every accelerator.
+        rounds: of this block, [round, ...] or [round, chain, ...].
+        carry: before the block.
+        keys: of the chains, [chain].
+        bounds: which rounds are kept, how rounds are numbered, how many there are.
+        program: what the block is compiled for; a new value compiles anew.
+        mesh: of the accelerators; None to run where the arrays are.
+
+    Returns:
+        The state and draws after the block, and what is reported of its rounds.
     """
     bounds = jax.tree.map(jnp.asarray, bounds)
     scan = partial(scan_rounds, program=program)
@@ -232,8 +253,15 @@ class Simulation:
         self._fetched_start = -1
 
     def place(self, state: State) -> State:
-        """Return a state where blocks leave it, so that the second block is compiled no
-        more than the first."""
+        """Return a state where blocks leave it, spread over the accelerators.
+
+        Without this the second block would be compiled again, as its state would lie
+        elsewhere than that of the first. On a single default accelerator the state is
+        returned as it is.
+
+        Args:
+            state: of all chains before the first block.
+        """
         return state._replace(
             position=_shard(state.position, self.mesh, axis=0),
             velocity=_shard(state.velocity, self.mesh, axis=0),
@@ -245,7 +273,19 @@ class Simulation:
         state: State,
         signal: None,
     ) -> tuple[State, BlockDraws]:
-        """Run a block; the result is on its way when this returns."""
+        """Run a block.
+
+        The accelerator may still be working when this returns; whoever looks at the
+        values waits for it.
+
+        Args:
+            block: successive rounds, as the partition cuts them.
+            state: of all chains before the block.
+            signal: nothing, as gradients are added up within the compiled rounds.
+
+        Returns:
+            The state after the block, its kept draws and what is reported of it.
+        """
         state = state._replace(round=jax.device_put(np.int32(block.start)))
         if self._draws is None:
             self._draws = self._empty_draws(state)
@@ -264,12 +304,14 @@ class Simulation:
         if block.stop < self.partition.rounds:  # while the accelerator works
             self._fetch(block.stop)
         first_kept = max(block.start, min(self.bounds.first_kept, block.stop))
-        kept = block.stop - first_kept
-        return carry.state, BlockDraws(
+        draw_count = block.stop - first_kept
+        draws_so_far = block.stop - self.bounds.first_kept
+        simulated = BlockDraws(
             info=info,
-            draws=carry.draws[:kept],
-            first_draw=block.stop - self.bounds.first_kept - kept,
+            draws=carry.draws[:draw_count],
+            first_draw=draws_so_far - draw_count,
         )
+        return carry.state, simulated
 
     def _fetch(self, first_round: int) -> None:
         """Bring the rounds of a block to the accelerator."""

@@ -39,14 +39,25 @@ class Start:
 
     @property
     def arrays(self) -> tuple[NDArray[np.float32], ...]:
-        """The arrays that are there, for the name of a run."""
+        """Return position and, where there is one, velocity.
+
+        They are part of the name under which a ledger charges a run: two runs from
+        different starts send different gradients, even with the same plan and key.
+        """
         if self.velocity is None:
             return (self.position,)
         return self.position, self.velocity
 
     @classmethod
     def of_state(cls, state: State) -> Self:
-        """Return the states of chains as arrays of the host."""
+        """Return the states of chains as arrays of the host.
+
+        This waits for the accelerator. The index of the round is left out; whoever
+        stores a start stores it beside.
+
+        Args:
+            state: of all chains, [chain, m].
+        """
         velocity = None if state.velocity is None else np.asarray(state.velocity)
         return cls(np.asarray(state.position), velocity)
 
@@ -55,27 +66,53 @@ class Start:
         round_index: int = 0,
         chains: NDArray[np.intp] | None = None,
     ) -> State:
-        """Return the states of chains on the accelerator.
+        """Return the states of chains on the accelerator, in float32.
+
+        The arrays are copies, which a compiled block may overwrite. A velocity that is
+        missing is None in the state as well; `initial_states` draws it.
 
         Args:
             round_index: the index of their next round.
             chains: the indices of the chains; all of them by default.
         """
-        chosen = slice(None) if chains is None else chains
-        position = jnp.array(self.position[chosen], jnp.float32)
+        selection = slice(None) if chains is None else chains
+        position = jnp.array(self.position[selection], jnp.float32)
         velocity = None
         if self.velocity is not None:
-            velocity = jnp.array(self.velocity[chosen], jnp.float32)
+            velocity = jnp.array(self.velocity[selection], jnp.float32)
         return State(position, jnp.asarray(round_index, jnp.int32), velocity)
 
 
 def chain_keys(key: jax.Array, chain: jax.Array, name: str = "noise") -> jax.Array:
-    """Return the keys of chains of these numbers, [chain]."""
+    """Return the keys of chains by their numbers.
+
+    The name is folded into the key first and the number of the chain second, so that
+    a chain has the same key whichever others run beside it.
+
+    Args:
+        key: of the run.
+        chain: the numbers of the chains, [chain]; equal numbers give equal keys.
+        name: what is drawn with the keys: "noise", "init" or "velocity".
+
+    Returns:
+        One key for each chain, [chain].
+    """
     return _fold_in_chains(named(key, name), chain)
 
 
 def round_keys(keys: jax.Array, round_number: jax.Array | int) -> jax.Array:
-    """Return the keys of one round, [chain], from those of the chains, [chain]."""
+    """Return the keys of one round from those of the chains.
+
+    The number is that of the round in the plan from its very first one, so that a plan
+    that continues another does not repeat its noise.
+
+    Args:
+        keys: of the chains, [chain], from `chain_keys`.
+        round_number: `plan.start` plus the index of the round.
+
+    Returns:
+        One key for each chain, [chain].
+    """
     return jax.vmap(jax.random.fold_in, (0, None))(keys, round_number)
 
 
@@ -107,14 +144,17 @@ def initial_states(
     chain: jax.Array,
     begin: State | None = None,
 ) -> State:
-    """Return the states that chains start from; what is not given of them is drawn.
+    """Return the states that chains start from; missing parts are drawn.
+
+    Positions are drawn with the sub-key "init", velocities with "velocity", each then
+    folded by the number of the chain.
 
     Args:
         key: seeds starts, as that of `wflmc.sample`.
         posterior: whose prior positions are drawn from.
         plan: says how positions are drawn, and whether chains have velocities.
         chain: the numbers of the chains, [chain].
-        begin: positions that are known, perhaps with velocities.
+        begin: positions, perhaps with velocities; None to draw both.
 
     Returns:
         Their states, [chain, m] each.
@@ -137,7 +177,10 @@ def check_start(
     plan: Plan,
     posterior: Posterior,
 ) -> Start:
-    """Return a start in the coordinates that chains move in.
+    """Check where chains are to start, and convert it to the chains' coordinates.
+
+    Users state parameters; a custom model with preconditioning or transformed sites
+    moves in other coordinates. A velocity is in these coordinates already.
 
     Args:
         initial: parameters [chain, m], or a `Start` of parameters.
@@ -145,15 +188,19 @@ def check_start(
         plan: whose dynamics may have a velocity.
         posterior: has the coordinates.
 
+    Returns:
+        A start in float32; without a velocity where that is to be drawn.
+
     Raises:
-        InputError: if a shape is another one, or a number is not finite.
+        InputError: if a shape is another one, a number is not finite, or there is a
+            velocity with overdamped dynamics.
     """
     start = initial if isinstance(initial, Start) else Start(np.asarray(initial))
     shape = (chains, plan.dim)
-    allowed = f"finite, [{chains} chains, {plan.dim} parameters]"
+    requirement = f"finite, [{chains} chains, {plan.dim} parameters]"
     position = np.asarray(start.position, np.float32)
     if position.shape != shape or not np.all(np.isfinite(position)):
-        raise InputError("initial", f"shape {position.shape}", allowed)
+        raise InputError("initial", f"shape {position.shape}", requirement)
     position = np.asarray(posterior.coordinates_of(position), np.float32)
     if start.velocity is None:
         return Start(position)
@@ -161,5 +208,5 @@ def check_start(
     if not plan.dynamics.has_velocity:
         raise InputError("initial.velocity", "given", "None with overdamped dynamics")
     if velocity.shape != shape or not np.all(np.isfinite(velocity)):
-        raise InputError("initial.velocity", f"shape {velocity.shape}", allowed)
+        raise InputError("initial.velocity", f"shape {velocity.shape}", requirement)
     return Start(position, velocity)

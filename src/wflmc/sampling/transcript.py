@@ -33,8 +33,14 @@ class GradientEstimate(NamedTuple):
 
 
 def transcript_dtype(dim: int) -> np.dtype[np.void]:
-    """Return the type of a row of a stored transcript: a `GradientEstimate` of m
-    parameters."""
+    """Return the type of a row of a stored transcript.
+
+    A row has the fields of a `GradientEstimate` in float32, 4 (2 m + 1) bytes. One
+    array of rows is one file, so that a checkpoint has a single file to flush.
+
+    Args:
+        dim: m, the number of parameters.
+    """
     return np.dtype(
         [
             ("position", np.float32, (dim,)),
@@ -49,7 +55,16 @@ def write_rows(
     index: int | slice | tuple[slice, slice],
     estimate: GradientEstimate,
 ) -> None:
-    """Write estimates into rows[round, chain] of a stored transcript."""
+    """Write estimates into rows of a stored transcript.
+
+    Values are rounded to float32, the type of the rows.
+
+    Args:
+        rows: of the type of `transcript_dtype`, [round, chain].
+        index: which rows: one round, a slice of rounds, or slices of rounds and chains.
+        estimate: its arrays shaped as the indexed rows, position and gradient with m
+            numbers for each.
+    """
     for name, values in estimate._asdict().items():
         rows[name][index] = values
 
@@ -81,8 +96,10 @@ class Transcript(Shown):
     ) -> Self:
         """Return the transcript that is stored as rows[round, chain].
 
+        Its arrays are views of the rows; of a file no more is read than is used.
+
         Args:
-            rows: of the type of `transcript_dtype`.
+            rows: of the type of `transcript_dtype`, as `write_rows` fills them.
             start: the first round of every row.
             rounds: S, of the plan.
         """
@@ -95,16 +112,37 @@ class Transcript(Shown):
         )
 
     def received(self, noise_power: float) -> Floats:
-        """Return y[round, chain, m]; of merged rounds, that of one round with all of
-        their power."""
-        return self.gradient * np.sqrt(noise_power / self.noise)[..., None]
+        """Return what the server received, y = √(N0/v) g for an estimate g of variance v.
 
-    def share(self, values: Floats) -> Floats:
-        """Return the mean of values[S, ...] over the rounds of every group,
-        [round, ...]."""
-        lengths = np.diff(np.append(self.start, self.rounds))
-        lengths = lengths.reshape(-1, *[1] * (values.ndim - 1))
-        return np.add.reduceat(values, self.start, axis=0) / lengths
+        For merged rounds it is the y of one round that would have transmitted with the
+        power of all of them. Where nothing was received, v is infinite and y is 0.
+
+        Args:
+            noise_power: N0 of the plan.
+
+        Returns:
+            y[round, chain, m].
+        """
+        scale = np.sqrt(noise_power / self.noise)
+        return self.gradient * scale[..., None]
+
+    def group_means(self, values: Floats) -> Floats:
+        """Return the mean of a quantity of the plan over the rounds of every group.
+
+        Where no rounds are merged, these are the values themselves.
+
+        Args:
+            values: one number or array for every round of the plan, [S, ...].
+
+        Returns:
+            Means, [group, ...].
+        """
+        edges = np.append(self.start, self.rounds)
+        lengths = np.diff(edges)
+        trailing_axes = [1] * (values.ndim - 1)
+        lengths = lengths.reshape(-1, *trailing_axes)
+        totals = np.add.reduceat(values, self.start, axis=0)
+        return totals / lengths
 
     def _facts(self) -> dict[str, int]:
         groups, chains, dim = self.position.shape
@@ -126,15 +164,25 @@ class ReceptionNoise(NamedTuple):
 
 
 def reception_noise(plans: Sequence[Plan], block: slice) -> ReceptionNoise:
-    """Return scale and variance in a block of rounds.
+    """Return how the receptions of a block become estimates of gradients.
+
+    The estimate is (K/(α K_a)) y, whose noise has the variance N0 (K/(α K_a))².
 
     Args:
         plans: one that all chains share, or one for each chain.
         block: which rounds.
+
+    Returns:
+        Factors and variances, [round, 1] for a shared plan, else [round, chain].
     """
-    scale = np.stack([(plan.scale / plan.gain)[block] for plan in plans], axis=1)
+    scales = []
+    for plan in plans:
+        plan_scale = plan.scale / plan.gain
+        scales.append(plan_scale[block])
+    scale = np.stack(scales, axis=1)
     noise_power = np.array([plan.noise_power for plan in plans])
-    return ReceptionNoise(scale, noise_power * scale**2)
+    variance = noise_power * scale**2
+    return ReceptionNoise(scale, variance)
 
 
 def merge_rounds(
@@ -145,6 +193,9 @@ def merge_rounds(
 ) -> GradientEstimate:
     """Merge a block of rounds into groups, with weights 1/v.
 
+    Positions and gradients of a group are averaged with the same weights, and the
+    merged noise has the variance 1/Σ(1/v). A group of a single round keeps its values.
+
     Args:
         position: where gradients were taken, [S, chain, m].
         received: y[S, chain, m].
@@ -154,12 +205,15 @@ def merge_rounds(
     Returns:
         Estimates of the groups, [group, chain, ...].
     """
-    precision = np.broadcast_to(1 / noise.variance, position.shape[:2])[..., None]
+    shape = position.shape[:2]
+    precision = np.broadcast_to(1 / noise.variance, shape)[..., None]
     gradient = noise.scale[..., None] * received
     total = np.add.reduceat(precision, group_offsets, axis=0)
 
     def weighted_mean(values: Floats) -> Floats:
-        return np.add.reduceat(precision * values, group_offsets, axis=0) / total
+        weighted = precision * values
+        sums = np.add.reduceat(weighted, group_offsets, axis=0)
+        return sums / total
 
     return GradientEstimate(
         position=weighted_mean(position),
