@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 from wflmc.posterior.custom.geometry import find_mode
-from wflmc.sampling import trace
+from wflmc.sampling import groups, outcomes
 from wflmc.support.errors import Fault
 
 from .custom_tools import gaussian_likelihood, gaussian_prior
@@ -164,22 +164,22 @@ def test_names_of_axes_are_free_for_parameters():
         "draw": np.zeros((2, 3)),
         "draw_": np.zeros((2, 3)),
     }
-    assert set(trace._named(parameters, trace.DRAWN, "theta")) == {
+    assert set(groups.name_leaves(parameters, groups.DRAW_AXES, "theta")) == {
         "chain_",
         "draw_",
         "draw__",
     }
     assert set(
-        trace._named({"device": Y, "observation": Y}, ("observation",), "y")
+        groups.name_leaves({"device": Y, "observation": Y}, ("observation",), "y")
     ) == {"device_", "observation_"}
 
 
 def test_what_draws_outcomes_takes_a_key():
-    asked = trace.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
+    asked = outcomes.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
     with pytest.raises(
         wflmc.InputError, match=r"predictive fails.*\(key, parameters, example\)"
     ):
-        trace._outcomes(np.zeros((1, 2, 2)), asked)
+        outcomes.outcome_groups(np.zeros((1, 2, 2)), asked)
 
 
 def test_words_cross_process_borders():

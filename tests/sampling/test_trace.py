@@ -18,7 +18,7 @@ from scipy import stats
 import wflmc
 from wflmc import channel
 from wflmc.posterior.custom import model
-from wflmc.sampling import trace as trace_module
+from wflmc.sampling import outcomes
 from wflmc.support.errors import InputError
 
 KEY = jax.random.key(0)
@@ -448,7 +448,7 @@ def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
     trace, done = traced(posterior), []
     rate = trace.theta[..., :1].astype(float) + trace.theta[..., 1:] @ data["dose"].T
     for at_a_time in (4, 100):  # draws; and four examples of the 31
-        monkeypatch.setattr(trace_module, "CHUNK_BYTES", at_a_time * 8 * 31)
+        monkeypatch.setattr(outcomes, "CHUNK_BYTES", at_a_time * 8 * 31)
         monkeypatch.setattr(model, "WORKING_BYTES", 1000)
         found = trace.to_arviz(
             posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far)
@@ -468,7 +468,7 @@ def test_a_bar_shows_what_takes_long(uneven, monkeypatch, capsys):
     def bar(task, total):
         yield lambda done: shown.append((done, total))
 
-    monkeypatch.setattr(trace_module, "progress_bar", bar)
+    monkeypatch.setattr(outcomes, "progress_bar", bar)
     asked = {"predictive": True, "log_likelihood": True, "features": np.ones((1, 3))}
     traced(uneven[0]).to_arviz(uneven[0], **asked)
     assert shown[-1] == (60, 60)

@@ -31,7 +31,12 @@ from wflmc.posterior.coordinates import Affine, Array, Coordinates
 from wflmc.posterior.custom.model import TracedModel
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import ArvizData, NamedDraws, in_arviz, name_draws
+from wflmc.sampling.groups import (
+    ArvizData,
+    NamedDraws,
+    draws_to_arviz,
+    name_draws,
+)
 from wflmc.support.errors import Fault, InputError, Shown, ShownValues, without_data
 
 MAX_CLIPPED_FRACTION = 0.3
@@ -269,7 +274,7 @@ class NoiseAware(Shown):
             "method": self.method,
             "not_covered": " ".join(self.not_covered),
         }
-        return in_arviz(self.named_draws, attributes)
+        return draws_to_arviz(self.named_draws, attributes)
 
     def _facts(self) -> ShownValues:
         chains, draws, parameters = self.draws.shape

@@ -17,7 +17,8 @@ from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import PlanFile, read_document
 from wflmc.runs.planning import load_plan
 from wflmc.sampling import Trace, Transcript
-from wflmc.sampling.trace import LIBRARY, Group, write_groups
+from wflmc.sampling.groups import LIBRARY, Group
+from wflmc.sampling.netcdf import write_groups
 from wflmc.scenario import NotCovered, Scenario, build_privacy, validate
 from wflmc.support.errors import InputError, refuse
 from wflmc.support.storage import read_array, read_arrays
