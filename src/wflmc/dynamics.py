@@ -831,11 +831,11 @@ class Quadratic(NamedTuple):
     precision: Array
     """Eigenvalues of the Hessian, [d]; directions that no prediction depends on may be
     left out."""
-    away: Array
-    """The mean of the start, seen from the mode, [d]."""
-    start: Array
+    start_mean: Array
+    """The mean of the start less the mode, [d]."""
+    start_variance: Array
     """The variance of the start, [d]."""
-    pull: Array
+    gradients_at_mode: Array
     """Every device's gradient at the mode, [K, d]."""
     mode: Array
     """In parameters, [m]."""

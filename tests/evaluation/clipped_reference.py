@@ -71,8 +71,8 @@ def forecast_by_rounds(
     mean = np.zeros((size, precision.size))
     covariance = np.zeros((size, size, precision.size))
     covariance[-1, -1] = 1.0
-    mean[0] = cost.away if start else 0.0
-    covariance[0, 0] = cost.start if start else 1 / precision
+    mean[0] = cost.start_mean if start else 0.0
+    covariance[0, 0] = cost.start_variance if start else 1 / precision
     lagged = np.zeros_like(mean)
     total = np.zeros_like(precision)
     least = 1.0
@@ -95,9 +95,9 @@ def forecast_by_rounds(
                 changes_left = (upper - lower).mean()
             square = change @ change + precision**2 @ covariance[0, 0]
             norm_sq = (
-                (cost.pull**2).sum(-1)
+                (cost.gradients_at_mode**2).sum(-1)
                 + share**2 * square
-                + 2 * share * (cost.pull @ change)
+                + 2 * share * (cost.gradients_at_mode @ change)
             )
             norm = examples_left * np.sqrt(np.maximum(norm_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
@@ -112,7 +112,10 @@ def forecast_by_rounds(
             matrix = matrix.transpose(1, 2, 0)
             enters = enters.reshape(-1, size)[0]
             kick = plan.kick[s]
-            push = kick * (examples_left * weight @ cost.pull + weight.mean() * cut_off)
+            push = kick * (
+                examples_left * weight @ cost.gradients_at_mode
+                + weight.mean() * cut_off
+            )
             received = ((weight * changes_left * share) ** 2).sum()
             fresh = noise[s] + plan.downlink_noise * (kick * precision) ** 2 * received
             mean = (matrix * mean).sum(1) - enters[:, None] * push

@@ -452,8 +452,10 @@ def test_devices_pull_in_opposite_directions_at_the_mode(content):
     cost = inputs.posterior.quadratic()
     written_out = gradients(inputs.posterior, cost.mode[None], plan)[0]
     size = np.linalg.norm(written_out, axis=1)
-    np.testing.assert_allclose(np.linalg.norm(cost.pull, axis=1), size, rtol=1e-6)
-    assert np.linalg.norm(cost.pull.sum(0)) < 1e-2 * size.max()
+    np.testing.assert_allclose(
+        np.linalg.norm(cost.gradients_at_mode, axis=1), size, rtol=1e-6
+    )
+    assert np.linalg.norm(cost.gradients_at_mode.sum(0)) < 1e-2 * size.max()
 
 
 @pytest.mark.parametrize("example_clip", [1.0, 2.0, 3.0])

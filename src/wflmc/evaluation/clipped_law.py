@@ -106,8 +106,14 @@ def _model_of_plan(plan: Plan) -> ForecastModel:
     # its share of the curvature.
     is_positive = (np.arange(devices)[:, None] + np.arange(dim)) % 2
     signs = np.where(is_positive, 1.0, -1.0)
-    pull = signs * np.sqrt(precision * plan.dim / (dim * devices))
-    cost = Quadratic(precision, distance, 1 / precision, pull, distance)
+    deviation = np.sqrt(precision * plan.dim / (dim * devices))
+    cost = Quadratic(
+        precision=precision,
+        start_mean=distance,
+        start_variance=1 / precision,
+        gradients_at_mode=signs * deviation,
+        mode=distance,
+    )
     return ForecastModel(cost=cost, data_share=np.full(devices, 1 / devices))
 
 
@@ -148,12 +154,12 @@ def _rounds(
 ) -> ClippedRounds:
     """Return the rounds of a plan; arguments as of `forecast`."""
     cost = model.cost
-    start_variance = cost.start if start else 1 / cost.precision
+    start_variance = cost.start_variance if start else 1 / cost.precision
     groups = DirectionGroups.of(cost.precision, start_variance)
     has_velocity = plan.dynamics.has_velocity
     mean = np.zeros((cost.precision.size, 1 + has_velocity))
     if start:
-        mean[:, 0] = cost.away[groups.order]
+        mean[:, 0] = cost.start_mean[groups.order]
     covariance = np.zeros((groups.start.size, 3 if has_velocity else 1))
     covariance[:, -1] = 1.0  # of the velocity, where there is one
     covariance[:, 0] = groups.start
@@ -167,7 +173,7 @@ def _rounds(
         examples = None
     return ClippedRounds(
         groups=groups,
-        pull=cost.pull[:, groups.order],
+        gradients_at_mode=cost.gradients_at_mode[:, groups.order],
         data_share=model.data_share,
         start=Law(mean, covariance),
         dynamics=plan.dynamics,

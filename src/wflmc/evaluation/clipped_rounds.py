@@ -256,7 +256,7 @@ class ClippedRounds:
     """
 
     groups: DirectionGroups
-    pull: Array
+    gradients_at_mode: Array
     """Every device's gradient at the mode, [K, d]."""
     data_share: Array
     """The fraction of all examples that a device has, [K]."""
@@ -410,12 +410,12 @@ class ClippedRounds:
     def norm_terms(self) -> Array:
         """Factors in a squared norm, [K, 2 + d].
 
-        It is ‖pull‖² + share² q + 2 share pull·Λx, where share is the device's
-        `data_share`.
+        It is ‖g‖² + share² q + 2 share g·Λx, where g is the device's gradient at the
+        mode and share its `data_share`.
         """
         data_share = self.data_share[:, None]
-        at_mode = (self.pull**2).sum(-1, keepdims=True)
-        with_change = 2 * data_share * self.pull
+        at_mode = (self.gradients_at_mode**2).sum(-1, keepdims=True)
+        with_change = 2 * data_share * self.gradients_at_mode
         return np.concatenate([at_mode, data_share**2, with_change], axis=1)
 
     @cached_property
@@ -423,10 +423,11 @@ class ClippedRounds:
         """Factors in sums over devices, [2 + d, K].
 
         The first sum is weighted by data, the second is the mean, and the others are
-        the sum of pulls along every direction.
+        the sum of the gradients at the mode along every direction.
         """
-        mean = np.full_like(self.data_share, 1 / self.data_share.size)
-        return np.concatenate([self.data_share[None], mean[None], self.pull.T])
+        devices = self.data_share.size
+        mean = np.full((1, devices), 1 / devices)
+        return np.concatenate([self.data_share[None], mean, self.gradients_at_mode.T])
 
     @cached_property
     def cut_off(self) -> Array:
@@ -462,7 +463,7 @@ class ClippedRounds:
 
     @cached_property
     def _longest_window(self) -> int:
-        widest = max(self.pull.shape)
+        widest = max(self.gradients_at_mode.shape)
         if self.examples is not None:
             widest = max(widest, self.examples.norms.size)
         multiplications = self.norm_terms.size

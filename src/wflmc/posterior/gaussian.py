@@ -422,9 +422,9 @@ class GaussianPosterior(Regression):
         gradients_at_mode = self.hessian @ self.mean - self.linear
         return Quadratic(
             precision=values,
-            away=-self.mean @ vectors,
-            start=start_variance,
-            pull=gradients_at_mode @ vectors,
+            start_mean=-self.mean @ vectors,
+            start_variance=start_variance,
+            gradients_at_mode=gradients_at_mode @ vectors,
             mode=self.exact.mean,
         )
 

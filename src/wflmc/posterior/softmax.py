@@ -606,12 +606,12 @@ class SoftmaxPosterior(Regression):
         prior_along = np.einsum("ij,ik,kj->j", directions, prior_covariance, directions)
         if init != "prior":
             prior_along = 0 * prior_along
-        pull = contrast_matrix @ gradients @ directions
+        along_directions = contrast_matrix @ gradients @ directions
         return Quadratic(
             precision=np.tile(1 / variances, contrasts),
-            away=-(contrast_matrix @ by_class @ directions).ravel(),
-            start=np.tile(prior_along, contrasts),
-            pull=pull.reshape(self.devices, -1),
+            start_mean=-(contrast_matrix @ by_class @ directions).ravel(),
+            start_variance=np.tile(prior_along, contrasts),
+            gradients_at_mode=along_directions.reshape(self.devices, -1),
             mode=np.asarray(self.parameters(mode)),
         )
 

@@ -281,7 +281,7 @@ def _narrow_prior(model: ForecastModel, posterior: Posterior | None) -> list[Cau
     precision = model.cost.precision
     prior_std = posterior.prior_std
     of_data = np.maximum(precision - prior_std**-2, 1e-6 * precision)  # λ − p
-    likely = model.cost.away * precision / of_data
+    likely = model.cost.start_mean * precision / of_data
     away = float(np.sqrt(np.mean(likely**2 / (prior_std**2 + 1 / of_data))))
     if away <= NARROW_PRIOR:
         return []

@@ -107,7 +107,7 @@ def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
     problem = trial.problem
     if problem.dynamics.has_velocity or not trial.keeps_limits:
         return 0.0
-    groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
+    groups = PrecisionGroups.of(model.cost.precision, model.cost.start_variance)
     curvature = problem.step_size * _sum_over_devices(
         trial.weight_received, model.data_share
     )
@@ -130,7 +130,7 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     """
     if plan.dynamics.has_velocity:
         return 0.0
-    groups = PrecisionGroups.of(model.cost.precision, model.cost.start)
+    groups = PrecisionGroups.of(model.cost.precision, model.cost.start_variance)
     curvature = plan.step_size * _sum_over_devices(
         plan.weight_received, model.data_share
     )

@@ -339,7 +339,8 @@ class ChangeSearch:
         by_record = plan.privacy.unit == "record"
         example_norms = self.diagnosed.model.examples
         if key == "privacy.clip" and plan.clips and is_uniform(plan.clip):
-            norms_sq = (self.diagnosed.model.cost.pull**2).sum(-1)
+            gradients = self.diagnosed.model.cost.gradients_at_mode
+            norms_sq = (gradients**2).sum(-1)
             typical = float(np.sqrt(norms_sq.mean()))
             return changes_to(key, plan.clip[0], typical * CLIP_FACTORS)
         if key == "privacy.epsilon" and epsilon is not None and np.ndim(epsilon) == 0:

@@ -34,7 +34,7 @@ MAX_GAIN_AT_MODE = 0.01
 standard deviation away, and by rounding."""
 COST_PRECISION = 1e-5
 """Relative rounding of a cost in float32."""
-MAX_SQUARED_PULL = 1e-2
+MAX_SQUARED_GRADIENT = 1e-2
 """At a mode the squared norm of the scaled gradient is below this."""
 MIN_SCALED_CURVATURE = 1e-9
 """A scaled curvature below this fraction of the largest is rounding."""
@@ -451,8 +451,8 @@ def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
         values, matrix = _newton_coordinates(hessian)
         previous = theta
         theta = theta + matrix @ _search(derivatives, theta, matrix)
-    value, pull = _cost_in(derivatives, np.zeros(start.size), theta, matrix)
-    if not pull @ pull < MAX_SQUARED_PULL:
+    value, gradient = _cost_in(derivatives, np.zeros(start.size), theta, matrix)
+    if not gradient @ gradient < MAX_SQUARED_GRADIENT:
         reason = "−log p still falls where the search for one ended,"
         raise NoModeError(reason, theta - previous)
     if values[0] < -SADDLE_TOLERANCE:

@@ -737,9 +737,9 @@ class CustomPosterior(Shown, Posterior):
         gradients = self.gradients(jnp.asarray(mode, jnp.float32))
         return Quadratic(
             precision=precision,
-            away=centre - mode,
-            start=np.full(self.dim, std**2),
-            pull=np.asarray(gradients, dtype=float),
+            start_mean=centre - mode,
+            start_variance=np.full(self.dim, std**2),
+            gradients_at_mode=np.asarray(gradients, dtype=float),
             mode=self.parameters(mode),
         )
 
