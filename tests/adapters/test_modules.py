@@ -8,6 +8,7 @@ import pytest
 import wflmc
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 3)).astype(np.float32), RNG.integers(0, 2, 24)
@@ -123,5 +124,5 @@ def test_networks_say_why_parameters_cannot_mix():
 
 def test_bad_modules_are_refused():
     pytest.importorskip("flax", reason="pip install flax")
-    with pytest.raises(wflmc.InputError, match="a module of flax"):
+    with raises_input_error("module", "flax.nnx", "flax.linen"):
         wflmc.from_flax(lambda x: x, log_likelihood, (X, Y), devices=2)

@@ -17,6 +17,8 @@ from wflmc.sampling import chain_keys
 from wflmc.scenario import build, load_scenario
 from wflmc.support.keys import named
 
+from ..error_tools import names_key
+
 SCENARIO = """
 [posterior]
 devices = 6
@@ -146,11 +148,8 @@ def test_the_trace_of_a_numbered_seed_gives_the_gradients_away(call, folder, tru
     found, left_over = attack(trace.posterior, plan)
     assert left_over < 0.05
     assert error(found, trace.posterior["theta"].values[0], sums) < 1e-3
-    assert "for the owner of the data" in trace.posterior.attrs["privacy"]
-    assert (
-        "for the owner of the data"
-        in json.loads((place / "summary.json").read_text())["owner_only"]
-    )
+    assert "owner" in trace.posterior.attrs["privacy"]
+    assert "owner" in json.loads((place / "summary.json").read_text())["owner_only"]
 
 
 def test_a_seed_that_can_be_guessed_is_not_published(call, folder, truth):
@@ -162,9 +161,10 @@ def test_a_seed_that_can_be_guessed_is_not_published(call, folder, truth):
     place = run(call, folder, 7)
     code, _, err = call("publish", place, "--out", folder / "refused.nc")
     assert (code, (folder / "refused.nc").exists()) == (2, False)
-    assert "rests on sampler.seed." in err
+    assert names_key(err, "RUN", "sampler.seed", "--accept-not-covered")
     shown, out = publish(call, place, "--accept-not-covered")
-    assert "Not covered: A seed below 2³² can be guessed" in out
+    assert "Not covered" in out
+    assert "2³²" in out
     assert "can be guessed" in shown.posterior.attrs["not_covered"]
     found, left_over = attack(shown.posterior, plan)
     assert left_over < 0.05

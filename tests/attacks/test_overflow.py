@@ -16,7 +16,9 @@ from wflmc import channel
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import make_job
 from wflmc.apps.federation.messages import RoundRequest
-from wflmc.support.errors import InputError, SamplingError
+from wflmc.support.errors import SamplingError
+
+from ..error_tools import raises_input_error
 
 
 def _likelihood(theta, x):
@@ -64,7 +66,7 @@ def test_a_chain_of_a_simulation_stops_there():
         samples=1,
         initial_w2_sq=1.0,
     )
-    with pytest.raises(SamplingError, match="no finite gradient"):
+    with pytest.raises(SamplingError, match="gradient"):
         wflmc.sample(
             jax.random.key(0), posterior, plan, chains=2, initial=np.ones((2, 1))
         )
@@ -90,7 +92,7 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     )
     assert np.all(np.isfinite(device.answer(ask)))
     for theta in (1e37, -2e9, np.nan):
-        with pytest.raises(InputError, match="at most 1e"):
+        with raises_input_error("theta", "1e+09"):
             device.answer(ask._replace(theta=np.full((1, 2), theta, np.float32)))
     wide = wflmc.gaussian_regression(
         jax.random.key(0),
@@ -98,5 +100,5 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
         X=np.full((4, 2), 1e10) * np.eye(2)[[0, 1, 0, 1]],
         y=np.ones(4),
     )
-    with pytest.raises(InputError, match="scaled to moderate size"):
+    with raises_input_error("data", "1e+09"):
         Device(wide, job.terms(0))

@@ -19,6 +19,8 @@ from wflmc.apps.tables.encoding import encode, outcomes
 from wflmc.apps.tables.reading import as_frame
 from wflmc.posterior.inputs import as_classes
 
+from ..error_tools import raises_input_error
+
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
 PAIRS = 3000 if FULL else 150
@@ -336,5 +338,5 @@ def test_floats_that_lost_digits_are_refused():
     assert encode(exact, schema)[0].ravel().tolist() == [1, 0]
     rounded = pandas.DataFrame({"x": [2**53 + 3, None], "y": ["no", "yes"]})
     assert rounded["x"].dtype == float
-    with pytest.raises(InputError, match="column 'x'"):
+    with raises_input_error("column 'x'"):
         encode(rounded, schema)

@@ -19,6 +19,8 @@ import pytest
 from wflmc.scenario import build_posterior, load_data, not_covered, validate
 from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
+
 ROWS = 12
 PLACES = (0, 5, ROWS - 1)
 """Rows that the attacker may write: the first, one between others, and the last."""
@@ -180,10 +182,10 @@ def test_the_number_of_examples_decides_whether_there_is_a_header(tmp_path):
     path.write_text("y,0.5,0.25\n1.0,2.0,3.0\n4.0,5.0,6.0\n")
     guessed, _ = load_data(path)
     np.testing.assert_array_equal(guessed.y, [1.0, 4.0])
-    with pytest.raises(InputError, match="line 1"):
+    with raises_input_error("data", "line 1"):
         load_data(path, examples=3)
     path.write_text("1.0,2.0,y\n3.0,4.0,n\n5.0,6.0,y\n")
-    with pytest.raises(InputError, match=r"posterior\.examples"):
+    with raises_input_error("data", "posterior.examples"):
         load_data(path, "inferred")
     declared, _ = load_data(path, "text", examples=3)
     assert declared.y.tolist() == ["y", "n", "y"]

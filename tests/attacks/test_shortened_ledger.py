@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from wflmc.privacy.ledger import Anchor, Ledger, anchor_path
-from wflmc.support.errors import InputError, OverspendError
+from wflmc.support.errors import OverspendError
 
+from ..error_tools import names_key, raises_input_error
 from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, wflmc_spent
 from ..report.test_report import run_in
 
@@ -49,17 +50,17 @@ def cut(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines_of(path)[:lines]))
 
 
-@pytest.mark.parametrize("lines", [3, 2, 1, 0])
+LENGTHS = {3: "3 lines", 2: "2 lines", 1: "1 line", 0: "0 lines"}
+
+
+@pytest.mark.parametrize("lines", LENGTHS)
 def test_a_ledger_that_was_cut_is_refused(people, lines):
     """Knows the file, cuts its last lines off, and had the budget of those rounds again: 0.9 + 0.9 of 1."""
     cut(people, lines)
     kept = people.read_bytes(), anchor_path(people).read_bytes()
-    with pytest.raises(
-        InputError,
-        match=rf"with {lines} lines?' .* people.jsonl.head counts 4\. Restore .* delete",
-    ):
+    with raises_input_error("ledger", LENGTHS[lines], "people.jsonl.head", "counts 4"):
         opened(people)
-    with pytest.raises(InputError, match="counts 4"):
+    with raises_input_error("ledger", LENGTHS[lines], "people.jsonl.head", "counts 4"):
         Ledger(PROMISE, 2, path=people, read_only=True)
     assert (people.read_bytes(), anchor_path(people).read_bytes()) == kept
 
@@ -68,7 +69,7 @@ def test_a_ledger_that_is_cut_in_use_is_refused(people):
     """Cuts the file while a run has it open."""
     ledger = opened(people)
     cut(people, 2)
-    with pytest.raises(InputError, match=r"with 2 lines' .* counts 4"):
+    with raises_input_error("ledger", "2 lines", "people.jsonl.head", "counts 4"):
         ledger.charge("b", 0, np.full((2, 2), 0.3 * BUDGET))
 
 
@@ -87,19 +88,14 @@ def test_a_ledger_cut_and_continued_is_refused(people, tmp_path):
         json.loads(lines_of(people)[3])["chain"][:12],
         json.loads(old)["chain"][:12],
     )
-    with pytest.raises(
-        InputError, match=rf"hash {hashes[0]}… in line 4' .* that line has {hashes[1]}…"
-    ):
+    with raises_input_error("ledger", "line 4", *hashes):
         opened(people)
 
 
 def test_a_ledger_without_its_anchor_is_refused(people):
     """Cuts the file and deletes the anchor, as if the ledger were from before there were anchors."""
     anchor_path(people).unlink()
-    with pytest.raises(
-        InputError,
-        match=r"with 4 lines' .* its anchor people.jsonl.head, which is missing",
-    ):
+    with raises_input_error("ledger", "4 lines", "people.jsonl.head", "missing"):
         opened(people)
 
 
@@ -110,7 +106,8 @@ def test_a_new_run_does_not_spend_again_what_a_cut_ledger_forgot(finished, call)
     cut(people, 2)
     spent = wflmc_spent(people)
     code, _, err = call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")
-    assert (code, "with 2 lines" in err, "counts 101" in err) == (2, True, True)
+    assert code == 2
+    assert names_key(err, "--ledger", "2 lines", "counts 101")
     np.testing.assert_array_equal(wflmc_spent(people), spent)
 
 
@@ -209,5 +206,5 @@ def test_a_ledger_from_before_anchors_is_refused(tmp_path):
         )
         + "\n"
     )
-    with pytest.raises(InputError, match="a ledger of version 2, which has an anchor"):
+    with raises_input_error("ledger", "version 2"):
         opened(path)

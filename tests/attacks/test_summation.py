@@ -30,6 +30,7 @@ from wflmc.apps.audit.summation import (
 )
 
 from ..conftest import FULL, count
+from ..error_tools import missing_facts
 
 ADJACENCIES = {"replace": -1.0, "add-remove": 0.0}
 RECORDS = (4_000, 40_000, 100_000) if FULL else (4_000, 40_000)
@@ -151,8 +152,7 @@ def test_an_audit_tries_it_and_says_so(plan_of_many_records):
     assert (found.name, found.terms) == ("sum over records", 40_000)
     assert found.tried >= 10
     assert 0.9 < found.ratio <= 1 + ROUNDING
-    assert "40,000 terms in float32" in str(found)
-    assert f"largest change / claimed = {found.ratio:.6g}" in str(found)
+    assert not missing_facts(str(found), ("40,000", "float32", f"{found.ratio:.6g}"))
 
 
 def test_an_audit_finds_a_plain_sum(plan_of_many_records, monkeypatch):
@@ -177,5 +177,5 @@ def test_an_audit_finds_a_plain_sum(plan_of_many_records, monkeypatch):
     )
     assert not report.consistent
     assert report.sums[0].ratio > 6
-    assert "BROKEN: in the sum over records" in report.verdict
+    assert not missing_facts(report.verdict, ("BROKEN", "records"))
     assert report.as_dict()["consistent"] is False

@@ -24,6 +24,7 @@ from wflmc.apps.audit.target import CANARY_NORM_OVER_CLIP, attack_target, window
 from wflmc.privacy import epsilon_spent
 
 from ..conftest import FULL, count
+from ..error_tools import raises_input_error
 from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, planned, softmax_of
 
 
@@ -261,7 +262,7 @@ def test_false_alarms_are_rare(few):
 
 def test_a_plan_without_a_promise_needs_a_delta(few):
     plan = planned(few, wflmc.Privacy(clip=30), power="no-dp")
-    with pytest.raises(wflmc.InputError, match="delta"):
+    with raises_input_error("delta"):
         audit.audit(KEY, plan, trials=1000)
     assert audit.audit(KEY, plan, trials=TRIALS, delta=0.01).consistent
 
@@ -286,7 +287,7 @@ def test_bad_input(few, keywords, key):
 
 
 def test_nothing_is_promised_without_clipping(few):
-    with pytest.raises(wflmc.InputError, match="clip"):
+    with raises_input_error("policy.power"):
         audit.audit(KEY, planned(few, power="noiseless"))
 
 

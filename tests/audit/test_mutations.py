@@ -17,6 +17,7 @@ from wflmc.apps.audit import attack
 from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 
 from ..conftest import FULL
+from ..error_tools import missing_facts, raises_input_error
 from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
 
 kernel = sys.modules["wflmc.sampling.kernel"]
@@ -143,7 +144,7 @@ def test_server_noise_counted_as_privacy(plan, monkeypatch):
     assert audit.audit(KEY, plan, trials=TRIALS).consistent
     found = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
     assert "matched filter, part of the rounds" in found
-    with pytest.raises(wflmc.InputError, match="factor"):
+    with raises_input_error("factor"):
         audit.above_cap(plan, 1.0)
 
 
@@ -197,10 +198,10 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
     assert audit.audit_pair(
         KEY, plan, *sides, device=0, trials=20_000
     ).ratio == pytest.approx(0.95, abs=0.05)
-    with pytest.raises(wflmc.InputError, match="differ"):
+    with raises_input_error("differ"):
         audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
     lost = dataclasses.replace(few, linear=few.linear * np.nan)
-    with pytest.raises(wflmc.InputError, match="are finite"):
+    with raises_input_error("finite"):
         audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
 
 
@@ -229,7 +230,7 @@ def test_clip_skipped_on_one_device(plan, mutate):
     )
     assert names(report) == {"every device"}
     assert [test.device for test in report.flagged] == [4]
-    assert "BROKEN: the attack 'every device' on device 4" in str(report)
+    assert not missing_facts(str(report), ("BROKEN", "'every device'", "device 4"))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import channel
 from wflmc.apps.baselines import gradient_descent
-from wflmc.support.errors import InputError
 
 from ..conftest import count
+from ..error_tools import raises_input_error
 from ..posterior.custom_tools import GAUSSIAN, as_own
 
 CHAINS = count(2000, 20_000)
@@ -169,7 +169,7 @@ def test_steps_may_change_and_rounds_are_checked():
     np.testing.assert_array_equal(plan.step_size, steps)
     assert plan.with_rounds(gain=plan.gain * 2).digest != plan.digest
     for wrong in (0, 6, 2.5):
-        with pytest.raises(wflmc.InputError, match="average"):
+        with raises_input_error("average"):
             gradient_descent(
                 GAUSSIAN,
                 link,
@@ -201,7 +201,7 @@ def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
 )
 def test_refused(wrong):
     settings = {"step_size": 1e-3, "rounds": 20} | wrong
-    with pytest.raises(InputError, match=next(iter(wrong))):
+    with raises_input_error(next(iter(wrong))):
         gradient_descent(
             GAUSSIAN, wflmc.Link(channel.static()), wflmc.Privacy(clip=30), **settings
         )

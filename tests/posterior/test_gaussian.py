@@ -16,6 +16,8 @@ from wflmc.posterior.law import LinearChain
 from wflmc.posterior.partition import assign
 from wflmc.support.keys import host_generator, named
 
+from ..error_tools import raises_input_error
+
 RULES = ["iid", "blocks", "by-label", "dirichlet:0.1", "dirichlet:5"]
 
 
@@ -241,7 +243,7 @@ def test_what_each_partition_means():
     ],
 )
 def test_unknown_partitions(rule):
-    with pytest.raises(wflmc.InputError, match="iid, blocks, by-label or dirichlet:A"):
+    with raises_input_error("partition", "iid", "by-label", "dirichlet:A", value=rule):
         assign(rule, np.zeros(5), 2, np.random.default_rng(0))
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import InputError, channel
+from wflmc import channel
 from wflmc.dynamics import Motion
 from wflmc.posterior import softmax as softmax_module
 from wflmc.posterior import whitening
 
+from ..error_tools import raises_input_error
 from ..sampling.compile_tools import clipped_sum
 from .whitening_tools import KEY, correlated, gaussian
 
@@ -63,7 +64,7 @@ def test_directions_without_variance_are_left_finite():
     np.testing.assert_allclose(
         posterior.exact.covariance, same.exact.covariance, atol=1e-6
     )
-    with pytest.raises(InputError, match="features that vary"):
+    with raises_input_error("data", "whitening"):
         whitening([0.0, 0.0], np.zeros((2, 2)), intercept=False)
 
 
@@ -94,7 +95,7 @@ def test_a_prior_on_whitened_coordinates_is_another_prior():
     np.testing.assert_allclose(other.exact.covariance, covariance, rtol=1e-7)
     np.testing.assert_allclose(other.exact.mean, covariance @ (u.T @ v), rtol=1e-7)
     np.testing.assert_allclose(start_covariance(other), prior, rtol=1e-9)
-    with pytest.raises(InputError, match="prior_on"):
+    with raises_input_error("prior_on", value="elsewhere"):
         own.whitened(prior_on="elsewhere")
 
 
@@ -215,7 +216,7 @@ def test_predictions_and_laplace_belong_to_the_parameters():
 
 
 def test_one_change_of_coordinates_is_enough():
-    with pytest.raises(InputError, match="own coordinates"):
+    with raises_input_error("matrix", "coordinates"):
         gaussian().whitened().whitened()
-    with pytest.raises(InputError, match="can be inverted"):
+    with raises_input_error("matrix", "(4, 4)"):
         gaussian().whitened(np.ones((4, 4)))

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 import wflmc
-from wflmc import InputError, channel, privacy
+from wflmc import channel, privacy
 from wflmc.apps import audit
 from wflmc.apps.federation.job import make_job
 from wflmc.apps.federation.messages import Terms
 from wflmc.privacy import releases
 from wflmc.privacy import whitening as preconditioning
 from wflmc.privacy.accountants import epsilon_by_dp_accounting
+from wflmc.privacy.ledger import ForeignLedgerError
 
 from ..audit.audit_tools import KEY, TRIALS, planned
 from ..cli_tools import strict, with_set
+from ..error_tools import raises_input_error
 from ..plan_tools import with_context
 
 CLIPS = [(30.0, 9.0), (30.0, 45.0), (30.0, 90.0)]
@@ -241,9 +243,11 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
     path = tmp_path / "ledger.jsonl"
     old = privacy.Ledger(promise("replace"), 6, path=path)
     assert json.loads(path.read_text().splitlines()[0])["adjacency"] == "replace"
-    with pytest.raises(InputError, match="one with adjacency = add-remove"):
+    with raises_input_error(
+        "ledger", "replace", "add-remove", error=ForeignLedgerError
+    ):
         privacy.Ledger(promise(), 6, path=path)
-    with pytest.raises(InputError, match="adjacency"):
+    with raises_input_error("ledger", "adjacency"):
         wflmc.sample(
             KEY,
             few,
@@ -265,7 +269,9 @@ def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
     ledger._append([header])
     assert "adjacency" not in path.read_text()
     privacy.Ledger(promise("replace"), 2, path=path)
-    with pytest.raises(InputError, match="with adjacency = replace"):
+    with raises_input_error(
+        "ledger", "replace", "add-remove", error=ForeignLedgerError
+    ):
         privacy.Ledger(promise(), 2, path=path)
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import wflmc
 from wflmc import privacy
 
+from ..error_tools import raises_input_error
+
 CHECK_VALUES = [
     (8, 0.01, 2.341635, 2.998315),
     (15, 0.01, 5.967267, 7.041820),
@@ -172,9 +174,7 @@ def test_bad_promises_are_refused_by_name(arguments, key):
     ],
 )
 def test_clips_that_float32_would_not_keep_are_refused(key, given):
-    with pytest.raises(
-        wflmc.InputError, match=f"^{key} = .* above 1e-15 and below 1e.15"
-    ):
+    with raises_input_error(key, "1e-15", "1e+15", section="privacy"):
         wflmc.Privacy(1, 1e-5, **{"unit": "record", "example_clip": 1.0, **given})
 
 

@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from wflmc.runs.folder import read_run
-from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
 from ..report.test_report import run_in
 from .test_publish import SECRET
 
@@ -55,7 +55,7 @@ def test_digests_are_those_of_the_files(folder):
 def test_a_file_that_has_changed_is_named(folder, name):
     with (folder / name).open("ab") as file:
         file.write(b" x")
-    with pytest.raises(InputError, match=name):
+    with raises_input_error("report", folder / name):
         read_run(folder)
 
 

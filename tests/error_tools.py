@@ -1,0 +1,81 @@
+"""Checks of errors and notices by what programs can read, so that rewording a sentence fails no test.
+
+What identifies an error is its type, its key, its section and the value at fault; a notice
+has a code. Beyond these a test checks facts that the sentence must hold: numbers, names
+and paths. Whole sentences are checked in `tests/package/test_sentences.py` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from wflmc import InputError
+
+UNCHECKED = object()
+"""The default of checks that are left out."""
+
+
+def missing_facts(text: str, facts: tuple[object, ...]) -> list[str]:
+    """Return the facts that do not stand in a text as numbers or names of their own.
+
+    >>> missing_facts("line 12 of plan.json", (12, "plan.json", 1))
+    ['1']
+    """
+    return [
+        str(fact)
+        for fact in facts
+        if not re.search(rf"(?<!\w){re.escape(str(fact))}(?!\w)", text)
+    ]
+
+
+@contextmanager
+def raises_input_error(
+    key: str,
+    *facts: object,
+    section: object = UNCHECKED,
+    value: object = UNCHECKED,
+    error: type[InputError] = InputError,
+) -> Iterator[pytest.ExceptionInfo[InputError]]:
+    """Expect an `InputError` about a key.
+
+    Args:
+        key: the argument at fault.
+        *facts: numbers, names and paths that the sentence must hold.
+        section: of a scenario, where the key is one of its keys.
+        value: at fault, as the error keeps it.
+        error: the type, where a narrower one is expected.
+    """
+    with pytest.raises(error) as caught:
+        yield caught
+    raised = caught.value
+    assert raised.key == key, str(raised)
+    assert missing_facts(str(raised), facts) == [], str(raised)
+    if section is not UNCHECKED:
+        assert raised.section == section, str(raised)
+    if value is not UNCHECKED:
+        assert raised.given == value, str(raised)
+
+
+def names_key(stderr: str, key: str, *facts: object) -> bool:
+    """Return whether a command ended with one sentence, about a key and with these facts."""
+    sentence = stderr.removeprefix("wflmc: ")
+    about = sentence.startswith(f"{key} ")
+    return about and sentence.count("\n") == 1 and not missing_facts(sentence, facts)
+
+
+def codes_of(document: Mapping[str, list[str]]) -> list[str]:
+    """Return the codes of the notices of a plan, a run or an evaluation in JSON."""
+    codes = document["warning_codes"]
+    assert len(codes) == len(document["warnings"])
+    return codes
+
+
+def text_of(document: Mapping[str, list[str]], code: str) -> str:
+    """Return the only notice with a code, of a plan, a run or an evaluation in JSON."""
+    pairs = zip(codes_of(document), document["warnings"], strict=True)
+    (text,) = [text for found, text in pairs if found == code]
+    return text
