@@ -53,6 +53,33 @@ def test_exact_budget_in_high_precision(epsilon, delta):
     assert abs(error) < 1e-9
 
 
+@pytest.mark.parametrize("epsilon", [1e-300, 1e-50, 1e-45, 1e-30, 1e-24, 1e-14])
+@pytest.mark.parametrize("delta", [1e-300, 1e-43, 1e-30, 1e-20, 1e-12, 1e-7, 0.5])
+def test_no_budget_is_too_large_however_small_the_promise(epsilon, delta):
+    loss = float(privacy.budget(epsilon, delta))
+    with mpmath.workdps(800):
+        mu = mpmath.sqrt(2 * mpmath.mpf(loss)) if loss else mpmath.mpf("1e-200")
+    true_delta = mpmath.exp(log_delta(epsilon, mu)) if loss else 0
+    assert true_delta <= delta * (1 + 1e-9)
+    assert loss >= 0.999 * float(privacy.budget(epsilon, delta, "paper"))
+    if loss:
+        stated = float(privacy.delta_spent(loss, epsilon))
+        assert stated == pytest.approx(float(true_delta), rel=1e-9)
+
+
+def test_no_epsilon_is_too_small_for_a_small_loss():
+    loss = 0.5 * 3e-20**2
+    epsilon = float(privacy.epsilon_spent(loss, 1e-20))
+    assert epsilon == pytest.approx(5.5e-21, rel=0.3)
+    exact = float(mpmath.exp(log_delta(epsilon, 3e-20)))
+    assert exact == pytest.approx(1e-20, rel=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [1e30, 1e50])
+def test_a_budget_beyond_the_range_is_the_largest_of_it(epsilon):
+    assert privacy.budget(epsilon, 0.5) == pytest.approx(5e23)
+
+
 @pytest.mark.parametrize("epsilon", [1e-6, 1.0, 1e4])
 @pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5])
 def test_paper_budget_by_its_definition(epsilon, delta):

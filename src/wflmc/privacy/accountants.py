@@ -40,14 +40,20 @@ SQRT_2 = float(np.sqrt(2.0))
 BISECTIONS = 90
 """Halvings after which a bracket of logarithms is a pair of neighbouring floats."""
 MU_RANGE = (1e-40, 1e12)
-"""Where the μ of a budget is searched for."""
+"""Where the μ of a budget is searched for.
+
+The upper end stands for any larger μ; below the lower end the paper's budget is taken.
+"""
 SMALLEST_EPSILON = 1e-300
 """The lower end of the search for ε, on a scale of logarithms."""
 SERIES_FROM = 60.0
 """Arguments of erfcx' from which its asymptotic series replaces its two terms, which
 cancel there."""
 SLOPE_BELOW = 1e-5
-"""Distance of two arguments of erfcx below which the slope gives their difference."""
+"""Distance of two arguments of erfcx, μ/√2, below which its slope gives the difference.
+
+The plain difference of Φ(a) and e^ε Φ(b) would be rounding there.
+"""
 MAX_DISTRIBUTION_POINTS = 1e7
 """Of a tabulated privacy loss distribution; larger ones take minutes."""
 
@@ -83,18 +89,20 @@ def _log_delta(epsilon: Array, mu: Array) -> Array:
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         a = -epsilon / mu + mu / 2
         b = -epsilon / mu - mu / 2
-        tail = _log_delta_in_tail(a, b, mu)
+        scaled = _log_delta_by_erfcx(a, b, mu)
         body = special.log_ndtr(a)
         log_ratio = np.minimum(epsilon + special.log_ndtr(b) - body, 0.0)
         body = body + np.log1p(-np.exp(log_ratio))
-    return np.where(a < 0, tail, body)
+    is_cancelling = (a < 0) | (mu / SQRT_2 < SLOPE_BELOW)
+    return np.where(is_cancelling, scaled, body)
 
 
-def _log_delta_in_tail(a: Array, b: Array, mu: Array) -> Array:
-    """Return log δ for a < 0, without overflow or cancellation down to μ ~ 1e-9.
+def _log_delta_by_erfcx(a: Array, b: Array, mu: Array) -> Array:
+    """Return log δ by scaled error functions, without cancellation for any μ.
 
     As e^ε φ(b) = φ(a), both terms share the factor φ(a), and their difference is one of
-    scaled error functions.
+    scaled error functions. These overflow for large a, where Φ(a) is far from both
+    other terms.
     """
     upper = -a / SQRT_2
     lower = -b / SQRT_2
@@ -110,6 +118,7 @@ def _log_delta_in_tail(a: Array, b: Array, mu: Array) -> Array:
 
 
 def _exact_budget(epsilon: Array, delta: Array) -> Array:
+    """Return R = μ²/2 by bisection for μ; where the search ends too high, `paper`'s."""
     log_target = np.log(delta)
     smallest, largest = np.log(MU_RANGE)
 
@@ -119,7 +128,9 @@ def _exact_budget(epsilon: Array, delta: Array) -> Array:
     low = np.full(epsilon.shape, smallest)
     high = np.full(epsilon.shape, largest)
     log_mu, _ = _bisect(is_above, low, high)
-    return 0.5 * np.exp(2 * log_mu)
+    exact_budget = 0.5 * np.exp(2 * log_mu)
+    is_below_range = is_above(low)
+    return np.where(is_below_range, _paper_budget(epsilon, delta), exact_budget)
 
 
 def _exact_epsilon(loss: Array, delta: Array) -> Array:
@@ -224,8 +235,9 @@ def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> A
 
     A device whose rounds cost it $\sum_s 2(\alpha_s s)^2/N_0 \le R$ is
     (ε, δ)-differentially private against a server that sees everything it receives,
-    for the adjacency that its sensitivity $s$ belongs to. By bisection, to the last
-    digits of float64, for ε from 1e-6 to 1e4 and δ down to 1e-300.
+    for the adjacency that its sensitivity $s$ belongs to. `exact` is exact but for
+    rounding for ε from 1e-6 to 1e4 and δ down to 1e-300, and beyond that never too
+    large: it stops at 5e23, and is that of `paper` below 5e-81. `paper` is smaller.
 
     Args:
         epsilon: ε, above 0, of any shape.
@@ -252,8 +264,9 @@ def epsilon_spent(
 ) -> Array:
     """Return the smallest ε for which a total loss is (ε, δ)-private.
 
-    The inverse of `budget` in ε. A loss of zero costs nothing, and an infinite loss
-    has an infinite ε. ε is 0 where δ alone covers the loss.
+    The inverse of `budget` in ε: what the accountant can prove. A loss of zero costs
+    nothing, and an infinite loss has an infinite ε. By `exact`, ε is 0 where δ alone
+    covers the loss; by `paper` it is above the loss.
 
     Args:
         loss: Σx of all rounds of a device, at least 0, of any shape.
@@ -276,8 +289,9 @@ def delta_spent(
 ) -> Array:
     """Return the smallest δ for which a total loss is (ε, δ)-private.
 
-    The inverse of `budget` in δ. A loss of zero has δ = 0, and an infinite loss δ = 1,
-    which promises nothing.
+    The inverse of `budget` in δ: what the accountant can prove. A loss of zero has
+    δ = 0, and an infinite loss δ = 1, which promises nothing. By `paper`, δ is 1 for
+    all losses of at least ε.
 
     Args:
         loss: Σx of all rounds of a device, at least 0, of any shape.
