@@ -258,23 +258,6 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
     assert old.spent.sum() == 0
 
 
-def test_a_ledger_from_before_is_one_of_replacement(tmp_path, monkeypatch):
-    path = tmp_path / "ledger.jsonl"
-    ledger = privacy.Ledger(promise("replace"), 2)
-    header = {
-        name: value for name, value in ledger._header.items() if name != "adjacency"
-    }
-    ledger.path, ledger.line_hashes = path, []
-    path.touch()
-    ledger._append([header])
-    assert "adjacency" not in path.read_text()
-    privacy.Ledger(promise("replace"), 2, path=path)
-    with raises_input_error(
-        "ledger", "replace", "add-remove", error=ForeignLedgerError
-    ):
-        privacy.Ledger(promise(), 2, path=path)
-
-
 def test_terms_of_a_federation_carry_it(tmp_path, few):
     link = wflmc.Link(channel.static(0.01), snr_db=40)
     terms = {}

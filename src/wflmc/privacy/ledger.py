@@ -328,7 +328,7 @@ class Ledger:
         """
         if not self._is_anchored:
             return True
-        return self._subject_name in ("", subject, self.name(subject))
+        return self._subject_name in ("", self.name(subject))
 
     @property
     def last_hash(self) -> str:
@@ -595,9 +595,8 @@ class Ledger:
                 str(path),
                 f"a ledger of version {VERSION}, which has an anchor",
             )
-        defaults = {"adjacency": "replace"}  # earlier ledgers do not state it
         for name, promised in self._promise.items():
-            value = header.get(name, defaults.get(name))
+            value = header.get(name)
             if value != promised:
                 raise ForeignLedgerError(
                     "ledger",
