@@ -26,6 +26,14 @@ def written(path) -> Ledger:
     return Ledger(PROMISE, 2, subject="them", path=path)
 
 
+def test_rounds_that_were_charged_before_do_not_shift_the_one_that_is_named():
+    ledger = Ledger(PROMISE, 2)
+    ledger.charge("a", 1, [[1.0, 0.0]])
+    with pytest.raises(OverspendError, match="Round 3 would bring device 0"):
+        ledger.charge("a", 0, [[0.5, 0.0], [1.0, 0.0], [9.0, 0.0]])
+    assert ledger.spent.tolist() == [1.0, 0.0]
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "ledger.jsonl"
     losses = np.random.default_rng(0).uniform(0, 0.1, (7, 2))

@@ -156,7 +156,7 @@ def noise_of_another_run(path: Path, run: str, noise: str) -> bool:
     Args:
         path: the ledger's file.
         run: the name of the run that is about to be made.
-        noise: the name of its noise.
+        noise: the name of its noise, not empty.
 
     Returns:
         Whether there is such a round; False for a ledger that is empty.
@@ -373,23 +373,26 @@ class Ledger:
         Args:
             run: what is sent: a digest of the plan, the data and the seed.
             first: the number of the first round, from 0.
-            losses: of every round and device, [round, K].
+            losses: of every round and device, [round, K], at least 0.
             noise: a name for the noise of the run; empty where noise cannot repeat.
                 Another run with the same noise in the same round is refused: whoever
                 sees both could take the noise away.
 
         Raises:
             OverspendError: if a round would exceed a budget; nothing is charged.
-            InputError: if the noise is another run's, or a round of the same run was
-                charged at another loss.
+            InputError: if the noise is another run's, a round of the same run was
+                charged at another loss, a loss is negative or missing, or the file is
+                not what this ledger has written.
         """
         with self._locked():
             run_name = self.name(run)
             noise_name = self.name(noise)
             lines: list[LedgerLine] = []
-            rows = np.asarray(losses, dtype=float)
-            for round_number, loss in enumerate(rows, start=first):
+            rows = np.array(losses, dtype=float)
+            for index, loss in enumerate(rows):
+                round_number = first + index
                 if self._is_charged(run_name, round_number, loss):
+                    rows[index] = 0.0  # it costs nothing again
                     continue
                 self._refuse_shared_noise(run_name, round_number, noise_name)
                 line = {
@@ -400,7 +403,7 @@ class Ledger:
                 }
                 lines.append(line)
             if lines:
-                self.check(lines[0]["round"], [line["loss"] for line in lines])
+                self.check(first, rows)
                 self._append(lines)
 
     def _is_charged(self, run_name: str, round_number: int, loss: Array) -> bool:
