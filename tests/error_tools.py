@@ -57,7 +57,7 @@ def raises_input_error(
     if section is not UNCHECKED:
         assert raised.section == section, str(raised)
     if value is not UNCHECKED:
-        assert raised.given == value, str(raised)
+        assert raised.value == value, str(raised)
 
 
 def names_key(stderr: str, key: str, *facts: object) -> bool:
