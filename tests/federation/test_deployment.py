@@ -458,6 +458,55 @@ def test_registration_registers_what_is_new(folder, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("device-00.pub", "the only key of device 0"), ("device-a.pub", "device number")],
+)
+def test_a_key_file_without_a_device_of_its_own_is_refused(folder, name, allowed):
+    keys = folder / "server" / "keys"
+    (keys / name).write_bytes((keys / "device-0.pub").read_bytes())
+    with pytest.raises(InputError, match=allowed):
+        register(folder / "server", "wflmc", {})
+
+
+def test_registration_stopped_between_two_keys_of_a_device_can_be_repeated(
+    folder, monkeypatch
+):
+    """Flower lists nodes that were unregistered, too, and admits no key twice."""
+    status_of, keys = {}, set()
+
+    def flwr(words, env, folder=None):
+        if words[1] == "register":
+            key = Path(words[2]).read_text()
+            if key in keys:
+                raise DeploymentError("Public key already in use.")
+            keys.add(key)
+            node = str(10**18 + len(status_of))
+            status_of[node] = "registered"
+            return {"node-id": node}
+        assert words[1] == "list"
+        rows = [{"node-id": node, "status": status_of[node]} for node in status_of]
+        return {"nodes": rows}
+
+    monkeypatch.setattr(registration, "flwr", flwr)
+    server = folder / "server"
+    first = register(server, "wflmc", {})
+    status_of[str(first[1].node)] = "unregistered"
+    with pytest.raises(DeploymentError, match=r"device-1\.pub: Public key"):
+        register(server, "wflmc", {})
+    (folder / "device-1" / "key.pub").unlink()
+    prepare(folder, DEVICES)
+    second = register(server, "wflmc", {})
+    assert first[0] == second[0]
+    assert first[1].node != second[1].node
+    assert first[2] == second[2]
+
+
+def test_registration_without_flower_is_a_deployment_error(tmp_path):
+    with pytest.raises(DeploymentError, match="cannot be started"):
+        registration.flwr(["ls"], {"PATH": ""}, tmp_path / "missing")
+
+
 def test_a_table_with_a_node_twice_is_refused(folder):
     rows = [Node(7, 0, "a")._asdict(), Node(7, 1, "b")._asdict()]
     (folder / "server" / "nodes.json").write_text(json.dumps(rows))

@@ -7,7 +7,8 @@ gives each key a permanent node id. On the server's machine, in its folder,
 
 registers keys/device-0.pub, keys/device-1.pub, … with the SuperLink that Flower's
 configuration calls wflmc. Called again, it registers keys that are new; a device whose
-key has changed loses the previous one.
+key has changed loses the previous one. A device whose file has been deleted stays
+registered.
 """
 
 import json
@@ -34,6 +35,8 @@ DEVICE_PREFIX = "device-"
 """Before the number of a device, in the names of keys and nodes."""
 MAX_REASON_LENGTH = 500
 """Characters that an error shows of the output of a command."""
+UNREGISTERED = "unregistered"
+"""The status by which Flower lists a node whose admission was withdrawn."""
 
 
 class DeploymentError(UnfinishedError):
@@ -56,11 +59,14 @@ def register(
 ) -> list[Node]:
     """Register the keys in a server's folder with the SuperLink.
 
-    The table of nodes is written after every device, so that a call that was stopped
-    can be repeated. Keys that are registered already are left as they are.
+    Keys that are registered already are left as they are. The table of nodes is written
+    after every device, so that a call that was stopped can be repeated. Flower never
+    admits a key twice: a device needs a new one if its node was unregistered, or if the
+    call was stopped after Flower's answer and before the table was written.
 
     Args:
         server: the server's folder, with keys/device-0.pub, keys/device-1.pub, ….
+            Devices whose nodes are in the table need no file.
         superlink: its name in Flower's configuration.
         environment: of Flower's commands.
         notify: called with a sentence for every key that is new.
@@ -69,8 +75,10 @@ def register(
         One node for each device, in the order of the devices.
 
     Raises:
-        InputError: the folder has no keys, or its table is damaged.
-        DeploymentError: a command of Flower's failed.
+        InputError: the folder has no keys, a key file has no device number or that of
+            another file, or a key or the table of nodes cannot be read.
+        DeploymentError: a command of Flower's failed, such as for a key that it has
+            admitted before.
     """
     key_files = _key_files(server)
     node_of_device = _registered_nodes(server, superlink, environment)
@@ -90,10 +98,16 @@ def register(
 def _key_files(server: Path) -> dict[int, Path]:
     """Return the files of the devices' public keys, by device."""
     folder = server / KEYS
-    files = folder.glob(f"{DEVICE_PREFIX}*.pub")
-    file_of_device = {
-        int(file.stem.removeprefix(DEVICE_PREFIX)): file for file in files
-    }
+    file_of_device: dict[int, Path] = {}
+    for file in sorted(folder.glob(f"{DEVICE_PREFIX}*.pub")):
+        number = file.stem.removeprefix(DEVICE_PREFIX)
+        if not (number.isascii() and number.isdigit()):
+            expected = "named after a device number, such as device-0.pub"
+            raise InputError("keys", str(file), expected)
+        first_file = file_of_device.setdefault(int(number), file)
+        if first_file != file:
+            expected = f"the only key of device {int(number)}; {first_file.name} is too"
+            raise InputError("keys", str(file), expected)
     if not file_of_device:
         expected = "a folder with device-0.pub, device-1.pub, …"
         raise InputError("keys", str(folder), expected)
@@ -102,7 +116,10 @@ def _key_files(server: Path) -> dict[int, Path]:
 
 def _read_key(file: Path) -> str:
     """Return the type and the key of a public key file, without its comment."""
-    words = file.read_text(encoding="utf-8").split()
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        raise InputError("keys", str(file), "a readable public key") from None
     return " ".join(words[:2])
 
 
@@ -111,9 +128,13 @@ def _registered_nodes(
     superlink: str,
     environment: Mapping[str, str],
 ) -> dict[int, Node]:
-    """Return the nodes of the table that the SuperLink still knows, by device."""
+    """Return the nodes of the table that the SuperLink still admits, by device."""
     answer = flwr(["supernode", "list", superlink], environment)
-    registered = {int(row["node-id"]) for row in answer["nodes"]}
+    registered = {
+        int(row["node-id"])
+        for row in answer["nodes"]
+        if row.get("status") != UNREGISTERED
+    }
     if not (server / TABLE).exists():
         return {}
     rows = read_nodes(server)
@@ -133,7 +154,11 @@ def _register_key(
     """Register a public key under the name of its device, and return its node id."""
     command = ["supernode", "register", str(key_file), superlink]
     command += ["--name", key_file.stem]
-    return int(flwr(command, environment)["node-id"])
+    try:
+        answer = flwr(command, environment)
+    except DeploymentError as error:
+        raise DeploymentError(f"{key_file.name}: {error}") from None
+    return int(answer["node-id"])
 
 
 def _write_table(server: Path, node_of_device: Mapping[int, Node]) -> None:
@@ -187,17 +212,21 @@ def flwr(
         What the command prints.
 
     Raises:
-        DeploymentError: the command failed; the text has its reason.
+        DeploymentError: the command failed or is not installed; the text has the
+            reason.
     """
     command = ["flwr", *arguments, "--format", "json"]
-    process = subprocess.run(
-        command,
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise DeploymentError(f"`flwr` cannot be started: {error}") from None
     # Anything before the first brace is no JSON.
     _, brace, content = process.stdout.partition("{")
     try:
