@@ -262,8 +262,10 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(
         (["--own-data"], "--prepare"),
         (["--prepare", "--noise", "simulated"], "protects nobody"),
         (["--prepare", "--address", "here"], "host and port"),
+        (["--prepare", "--address", "10.0.0.5:65536"], "host and port"),
+        (["--prepare", "--address", "größe.example:8000"], "host and port"),
         (["--address", "10.0.0.5:8000"], "--prepare"),
-        (["--ledger", "nowhere/ledger.jsonl"], "a folder that is there"),
+        (["--ledger", "nowhere/ledger.jsonl"], "a folder that exists"),
         (
             [
                 "--noise",

@@ -113,8 +113,9 @@ def prepare(
     """Add to the folder of a federation what its machines need.
 
     Certificates and keys that exist are kept, so that a second call repairs what is
-    missing: without server/server.pem, a new certificate is signed by the same
-    authority; without device-k/key.pub, device k gets a new key.
+    missing: without server/server.pem, a new certificate is signed by the authority in
+    `ca`; without device-k/key.pub, device k gets a new key. If ca.key is missing as
+    well, the authority is a new one, and every device needs its ca.crt.
 
     Args:
         folder: as `write_federation` left it.
@@ -320,8 +321,8 @@ class LoggedProcess(NamedTuple):
     def tree(self) -> list[psutil.Process]:
         """Return all processes that this one has started, and itself last.
 
-        The children of children are in it. It is empty where the process has ended: its
-        children can then no longer be found.
+        The children of children are in it. It is empty once `ended` is true: the
+        children of a process that has ended can no longer be found.
         """
         try:
             return [*self.process.children(recursive=True), self.process]
@@ -332,8 +333,9 @@ class LoggedProcess(NamedTuple):
 class Loopback:
     """A prepared federation on this machine.
 
-    All of its processes end with the `with` block, also where a signal ends this
-    process: first the ServerApp, then the SuperNodes, then the SuperLink.
+    All of its processes end with the `with` block: first the ServerApp, then the
+    SuperNodes, then the SuperLink. The block is also left on Ctrl-C, SIGTERM and
+    SIGHUP, but not on SIGKILL.
 
     Args:
         folder: as `prepare` left it; gets a folder `loopback` with logs and Flower's

@@ -133,10 +133,12 @@ class Device:
         """Compute the signal of a round: x = (α r/|ĥ|) clip(g), plus noise if agreed.
 
         The ledger is charged before the signal is returned, and so before it is sent. A
-        signal is stored before it is charged: the same request again gets the same
-        numbers, at no cost, even if the device was stopped in between. Any other
-        request is a new draw, which costs. Under simulated noise, which protects
-        nobody, nothing is stored and the same request is computed again.
+        signal is stored before it is charged: if the same request is repeated, it gets
+        the same numbers, at no cost, even if the device was stopped in between. Only
+        the last answer is stored: any other request, also an earlier one, is a new
+        draw, which costs. Where the channel adds the noise, a round that was answered
+        is refused instead. Under simulated noise, which protects nobody, nothing is
+        stored and the same request is computed again.
 
         Args:
             request: of the server, checked against the terms.
@@ -145,8 +147,8 @@ class Device:
             x of every chain, [chain, m].
 
         Raises:
-            InputError: the request goes beyond the terms, or the same noise would
-                hide another answer.
+            InputError: the request goes beyond the terms, the same noise would hide
+                another answer, or the stored answer or the ledger is damaged.
             OverspendError: the budget does not suffice.
         """
         self._check(request)
@@ -473,8 +475,9 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
 
     "query.hello" asks whether a device can use its data, and costs nothing;
     "query.gradient" has the request of a round. Flower sends the text of whatever a
-    device raises to the server: here only sentences about the request itself are sent,
-    and everything else goes to the device's own log.
+    device raises to the server. Here that is one fixed sentence, unless a request was
+    refused (InputError, OverspendError): these texts are about the request, the terms,
+    the ledger and the paths of the device's files. Details go to the device's own log.
 
     Args:
         find: returns the device of a context, such as by its node_config; called for
@@ -508,8 +511,8 @@ def client_app(find: Callable[[Context], Device]) -> ClientApp:
     def gradient(message: Message, context: Context) -> Message:
         """Reply with the signal of a round, which is charged before it is sent.
 
-        A request that goes beyond the terms or the budget is refused with a sentence
-        about the request. Any other error is described in the device's own log alone.
+        A request that goes beyond the terms or the budget is refused, and the server
+        receives the reason. Any other error is described in the device's own log alone.
 
         Args:
             message: with the request.
@@ -534,7 +537,7 @@ def _without_details(*shown: type[Exception], reason: str = FAILED) -> Iterator[
     """Keep all that comes from the data from the server, if something is raised.
 
     Args:
-        shown: errors whose sentence is about the request alone.
+        shown: errors whose text contains nothing of the data.
         reason: what the server receives for any other error.
     """
     try:

@@ -88,8 +88,11 @@ DIFFERENCES = {
     "own_data": "source of data",
 }
 """What two federations differ in, where about.json has another name for it."""
-HOST_AND_PORT = r"(\[[^]]+\]|[^:]+):[0-9]{1,5}"
-"""A host name, an IPv4 address or an IPv6 address in brackets, and a port."""
+HOST_AND_PORT = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
+"""A host name, an IPv4 address or an IPv6 address in brackets, and a port. Names are
+ASCII, as certificates need them."""
+MAX_PORT = 65535
+"""The largest number of a port."""
 UNKNOWN_LAW = ExactLaw(None, None)
 """The law of the chains where the devices' data are not known here."""
 
@@ -114,7 +117,7 @@ SPARE_NOISE = (
     "have up to {:.3g} times as much."
 )
 ABSENCES = (
-    "{} times a device was asked and did not send; {} of the plan, in which all do."
+    "Absences of scheduled devices: {}. {} of the plan, in which all of them transmit."
 )
 
 
@@ -228,7 +231,7 @@ class FederationOptions(NamedTuple):
         if not 0 < self.deadline < np.inf:
             raise InputError("--deadline", self.deadline, "a number of seconds above 0")
         if self.ledger and not Path(self.ledger).parent.is_dir():
-            expected = "a file in a folder that is there"
+            expected = "a file in a folder that exists"
             raise InputError("--ledger", self.ledger, expected)
 
     def _check_preparation(self) -> None:
@@ -236,7 +239,8 @@ class FederationOptions(NamedTuple):
         expected = "given with --prepare"
         if self.address is not None and not self.prepare:
             raise InputError("--address", self.address, expected)
-        if not re.fullmatch(HOST_AND_PORT, self.address or DEFAULT_ADDRESS):
+        address = re.fullmatch(HOST_AND_PORT, self.address or DEFAULT_ADDRESS)
+        if address is None or not 0 < int(address["port"]) <= MAX_PORT:
             example = "host and port, such as 10.0.0.7:8000"
             raise InputError("--address", self.address, example)
         if self.own_data and not self.prepare:
@@ -752,6 +756,8 @@ def _notices(job: Job, absences: int, own_data: bool) -> Iterator[Notice]:
         text = SPARE_NOISE.format(job.tolerate, int(job.quorum.min()), excess)
         yield Notice(NoticeCode.SPARE_NOISE, text)
     if absences:
-        planned = "the bound is that" if own_data else "bound and exact law are those"
+        planned = "The bound is that"
+        if not own_data:
+            planned = "The bound and the exact law are those"
         text = ABSENCES.format(absences, planned)
         yield Notice(NoticeCode.ABSENT_DEVICES, text)

@@ -212,8 +212,8 @@ class Transport:
         """Ask devices whether they can use their data.
 
         No round is requested, which would cost. A device that does not answer before
-        the deadline, or not readably, is in neither part of what is returned: it is
-        absent, as it may be in any round.
+        the deadline, or whose answer is lost or cannot be read, is in neither part of
+        what is returned: it is absent, as it may be in any round.
 
         Args:
             nodes: node ids, those of devices that are connected.
@@ -328,6 +328,7 @@ def meet(transport: Transport, wait: float) -> dict[int, int]:
     hello = transport.greet(nodes)
     if hello.failures:
         reason = next(iter(hello.failures.values()))
+        # An error does not say which device raised it: all that are silent are named.
         silent_devices = set(range(devices)) - set(hello.devices.values())
         raise _not_ready(dict.fromkeys(sorted(silent_devices), reason))
     return hello.devices

@@ -156,8 +156,9 @@ class Job:
         """Return the variance of the noise that every device adds itself, [S].
 
         It is N0/quorum with noise by the devices: a message alone is hidden by this
-        variance only, which is why rounds then cost `quorum` times as much. It is 0
-        where the channel adds the noise, or a simulation of it.
+        variance only, which is why rounds then cost `quorum` times as much. What
+        devices draw is the noise of `lattice`, which is slightly wider. The variance
+        is 0 where the channel adds the noise, or a simulation of it.
         """
         if self.noise == "devices":
             return self.plan.noise_power / self.quorum
@@ -206,7 +207,9 @@ class Job:
         """Return the variance of the noise in the sum of a round.
 
         The channel's is N0, whoever sends. With noise by the devices it is the sum over
-        those that sent: N0 if exactly a quorum did, more if more did.
+        those that sent: N0 if exactly a quorum did, more if more did. This is the
+        planned variance: the noise of `lattice` is wider by at most about 2 %, to make
+        up for rounding.
 
         Args:
             round_index: from 0.

@@ -116,8 +116,8 @@ class Terms:
         """Open the device's own ledger, or begin one.
 
         It has one device, whose budget is that of the promise, and is charged by
-        `Device.answer` before a signal is sent. What the device has spent in earlier
-        runs is in it, too.
+        `Device.answer` before a signal is sent. What the device had spent before the
+        federation was prepared is in it only if `write_federation` knew of it.
 
         Args:
             folder: of the device; the file is ledger.jsonl.

@@ -188,9 +188,10 @@ def serve(
 ) -> None:
     """Run all rounds that are left; each is stored before the next one is requested.
 
-    A round is charged before its noise is drawn, and nothing of it is written before
-    its progress, from which its rows in other files follow. Whenever a server is
-    stopped, its disk therefore has at most one draw of a round.
+    A round is charged before its noise is drawn. Its line in rounds.jsonl, which says
+    who sent, is written first; then its progress, from which its rows in all other
+    files follow. Whenever a server is stopped, its disk therefore has at most one draw
+    of the noise of a round.
 
     A server that was stopped between charging a round and storing its result requests
     the round again, at no cost, from exactly the devices that have paid. The sums of
@@ -658,7 +659,8 @@ class RoundLog(Document):
 
     round: int
     asked: int
-    """The number of devices that were sent a request."""
+    """The number of devices that the round counted on, whether a request reached them
+    or not. A repeated round counts on those that have paid for it."""
     sent: int
     """The number of devices that sent."""
     absent: dict[str, str]
