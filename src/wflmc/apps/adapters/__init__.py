@@ -1,1 +1,1 @@
-"""Models of other libraries as posteriors: NumPyro, Flax and Equinox, each imported where it is used."""
+"""Models of NumPyro, Flax and Equinox as posteriors, each imported where it is used."""

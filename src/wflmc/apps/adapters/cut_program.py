@@ -139,11 +139,12 @@ class Program:
     def examples(self) -> dict[str, np.ndarray]:
         """The data of examples by path, [N, ...], and their numbers."""
         leaves = leaves_by_path(self.arguments)
-        arrays = {
-            path: np.moveaxis(np.asarray(leaves[path]), axis, 0)
-            for path, axis in self.example_axes.items()
-        }
-        return arrays | {EXAMPLE_INDEX: np.arange(self.count, dtype=np.int32)}
+        arrays = {}
+        for path, axis in self.example_axes.items():
+            values = np.asarray(leaves[path])
+            arrays[path] = np.moveaxis(values, axis, 0)
+        arrays[EXAMPLE_INDEX] = np.arange(self.count, dtype=np.int32)
+        return arrays
 
     @property
     def numeric_arguments(self) -> dict[str, Leaf]:
@@ -169,8 +170,8 @@ class Program:
     def is_declared(self, path: str) -> bool:
         """Return whether an argument, or a part of one, is declared public.
 
-        The names in `shared` are those of whole arguments; a leaf of a pytree belongs to
-        the argument that its path begins with.
+        The names in `shared` are those of arguments; a leaf of a pytree belongs to the
+        argument that its path begins with.
         """
         return path.split(".")[0] in self.shared
 
@@ -562,7 +563,7 @@ class Program:
 
 
 def _axis_names(name: str, site: Site) -> list[str]:
-    """Return names of the axes of a site's value, after its plates where it has some."""
+    """Return names of the axes of a site's value: of its plates, or numbered."""
     shape = np.shape(site["value"])
     event_rank = len(getattr(site.get("fn"), "event_shape", ()))
     names = [f"{name}_dim_{axis}" for axis in range(len(shape))]

@@ -1,8 +1,8 @@
 """What the results of a function are computed from, read off its equations.
 
-Whether a density depends on private data must not be decided by their values: data that happen to be equal to a
-placeholder would make it look independent, and one record could decide. The equations of a traced function are the
-same for all data of the same shapes.
+Whether a density depends on private data must not be decided by their values: data that
+happen to be equal to a placeholder would make it look independent, and one record could
+decide. The equations of a traced function are the same for all data of the same shapes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +24,26 @@ Inputs = TypeVar("Inputs")
 Name = TypeVar("Name", bound=str | tuple[str, ...])
 """Of a result."""
 
-CALLS = (
-    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
-    "checkpoint", "remat", "remat2",
-)  # fmt: skip
-"""Primitives that call a function with their own inputs, whose results are their own results."""
-INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+CALL_PRIMITIVES = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "checkpoint",
+    "remat",
+    "remat2",
+)
+"""Primitives that do nothing but call a function.
+
+Its inputs are the inputs of the primitive, and its results are the primitive's.
+"""
+FUNCTION_PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """The parameters of these primitives that hold the function."""
+WHOLE_NUMBER_KINDS = "iub"
+"""Kinds of NumPy's whole numbers, with and without sign, and of truth values."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,10 @@ class Constant:
 
     shape: tuple[int, ...]
     kind: str
-    """Of its numbers, as NumPy names kinds: i, u or b for whole and truth values, and f for all others."""
+    """Of its numbers, as NumPy names kinds.
+
+    They are i, u or b for whole numbers and truth values, and f for all others.
+    """
 
 
 Sources = frozenset[str | Constant]
@@ -57,49 +73,52 @@ def sources_of(
 ) -> dict[Name, SourceTree]:
     """Return what every result of a JAX function is computed from.
 
-    The function is traced, and no value of an input is looked at. An input that only lends its shape is no source.
-    Loops and conditions count as if each of their results were computed from all of their inputs.
+    The function is traced, and no value of an input is used. An input that only lends
+    its shape is no source. Loops and conditions count as if each of their results were
+    computed from all of their inputs.
 
     Args:
         function: of one dictionary, to pytrees of arrays by name.
         inputs: the dictionary, a pytree of arrays by name.
 
     Returns:
-        The results with `Sources` in place of arrays: the names in `inputs`, and a `Constant` for every array that
-        the function takes from elsewhere.
+        The results with `Sources` in place of arrays: the names in `inputs`, and a
+        `Constant` for every array that the function takes from elsewhere.
     """
-    traced, shapes = jax.make_jaxpr(function, return_shape=True)(dict(inputs))
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(dict(inputs))]
-    names: list[Sources] = [frozenset([path[0].key]) for path in paths]
-    return jax.tree.unflatten(jax.tree.structure(shapes), _propagate(traced, names))
+    trace = jax.make_jaxpr(function, return_shape=True)
+    traced, shapes = trace(dict(inputs))
+    leaves = jax.tree_util.tree_leaves_with_path(dict(inputs))
+    input_sources: list[Sources] = [frozenset([path[0].key]) for path, _ in leaves]
+    output_sources = _propagate(traced, input_sources)
+    return jax.tree.unflatten(jax.tree.structure(shapes), output_sources)
 
 
 def all_sources(tree: SourceTree) -> Sources:
-    """Return the union of all sources in a pytree of them."""
+    """Return the union of all sources in a pytree; `NOTHING` for an empty one."""
     return NOTHING.union(*jax.tree.leaves(tree))
 
 
 def _propagate(traced: "Jaxpr | ClosedJaxpr", inputs: list[Sources]) -> list[Sources]:
-    """Return the sources of every output of a jaxpr, given those of its inputs."""
+    """Return the sources of every output of a jaxpr, from those of its inputs."""
     jaxpr = _open(traced)
     constants = [_constant(value) for value in getattr(traced, "consts", ())]
-    known = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
-    known |= zip(map(id, jaxpr.constvars), constants, strict=False)
+    sources_by_variable = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
+    sources_by_variable |= zip(map(id, jaxpr.constvars), constants, strict=False)
 
     def sources(variable: "Var | Literal") -> Sources:
         if hasattr(variable, "val"):
             return _constant(variable.val)
-        return known.get(id(variable), NOTHING)
+        return sources_by_variable.get(id(variable), NOTHING)
 
     for equation in jaxpr.eqns:
         arguments = [sources(variable) for variable in equation.invars]
         called = _called_function(equation)
         if called is None:
-            everything = NOTHING.union(*arguments, _inner_constants(equation))
-            results = [everything] * len(equation.outvars)
+            union = NOTHING.union(*arguments, _inner_constants(equation))
+            results = [union] * len(equation.outvars)
         else:
             results = _propagate(called, arguments)
-        known |= zip(map(id, equation.outvars), results, strict=True)
+        sources_by_variable |= zip(map(id, equation.outvars), results, strict=True)
     return [sources(variable) for variable in jaxpr.outvars]
 
 
@@ -109,12 +128,15 @@ def _open(traced: "Jaxpr | ClosedJaxpr") -> "Jaxpr":
 
 
 def _called_function(equation: "JaxprEqn") -> "Jaxpr | ClosedJaxpr | None":
-    """Return the function that an equation does nothing but call; None for all other equations."""
-    if equation.primitive.name not in CALLS:
+    """Return the function that an equation does nothing but call.
+
+    None for all other equations, and where the inputs or the results do not correspond.
+    """
+    if equation.primitive.name not in CALL_PRIMITIVES:
         return None
-    called = next(
-        (equation.params[name] for name in INNER if name in equation.params), None
-    )
+    parameters = equation.params
+    functions = (parameters[name] for name in FUNCTION_PARAMETERS if name in parameters)
+    called = next(functions, None)
     if called is None or not hasattr(called, "eqns"):
         return None
     jaxpr = _open(called)
@@ -124,29 +146,35 @@ def _called_function(equation: "JaxprEqn") -> "Jaxpr | ClosedJaxpr | None":
 
 
 def _inner_constants(equation: "JaxprEqn") -> Sources:
-    """Return the constants of all functions among the parameters of an equation, and of what these call."""
-    values = jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")
-    )
-    functions = [value for value in values if hasattr(value, "eqns")]
+    """Return the constants of all functions among the parameters of an equation.
+
+    Those of functions that these call are among them.
+    """
+    parameters = list(equation.params.values())
+    values = jax.tree.leaves(parameters, is_leaf=lambda value: hasattr(value, "eqns"))
     constants = NOTHING
-    for jaxpr in (jaxpr for function in functions for jaxpr in nested_jaxprs(function)):
-        literals = [
-            variable.val
-            for inner in jaxpr.eqns
-            for variable in inner.invars
-            if hasattr(variable, "val")
-        ]
-        constants = constants.union(
-            *map(_constant, (*getattr(jaxpr, "consts", ()), *literals))
-        )
+    for function in values:
+        if hasattr(function, "eqns"):
+            for jaxpr in nested_jaxprs(function):
+                constants = constants.union(*map(_constant, _captured_values(jaxpr)))
     return constants
 
 
+def _captured_values(jaxpr: "Jaxpr | ClosedJaxpr") -> list[ArrayLike]:
+    """Return the constants and the literals of a jaxpr, without those of inner ones."""
+    values = list(getattr(jaxpr, "consts", ()))
+    for equation in jaxpr.eqns:
+        for variable in equation.invars:
+            if hasattr(variable, "val"):
+                values.append(variable.val)
+    return values
+
+
 def _constant(value: ArrayLike) -> Sources:
-    """Return the source that a captured value is: none for a single number or a random key."""
+    """Return the source of a captured value: none for one number or a random key."""
     shape = tuple(np.shape(value))
     dtype = getattr(value, "dtype", None)
     if int(np.prod(shape)) <= 1 or not isinstance(dtype, np.dtype):
         return NOTHING
-    return frozenset([Constant(shape, dtype.kind if dtype.kind in "iub" else "f")])
+    kind = dtype.kind if dtype.kind in WHOLE_NUMBER_KINDS else "f"
+    return frozenset([Constant(shape, kind)])

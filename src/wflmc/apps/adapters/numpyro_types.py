@@ -19,7 +19,6 @@ Model: TypeAlias = Callable[..., object]
 Arrays: TypeAlias = dict[str, jax.Array]
 """Arrays by the names of sites, or of examples by their paths."""
 
-
 KEYED_SITES = ("sample", "prng_key", "plate", "control_flow")
 """Types of sites that `numpyro.handlers.seed` gives a random key."""
 
@@ -48,7 +47,7 @@ class Distribution(Protocol):
         """Whether `enumerate_support` can list its values."""
 
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of a draw, [batch..., event...]."""
+        """Return the shape of a draw, [batch..., event...], without a sample shape."""
 
     def log_prob(self, value: ArrayLike) -> jax.Array:
         """Return the log-densities of draws, [batch...]."""
@@ -118,7 +117,11 @@ def library() -> ModuleType:
 
 
 def bijection(site: Site) -> Bijection:
-    """Return the map from unconstrained space to the support of a sample site."""
+    """Return the map from unconstrained space to the support of a sample site.
+
+    It is NumPyro's `biject_to`, the same for all sites with equal supports; a site
+    whose values are real numbers has the identity.
+    """
     return library().distributions.biject_to(site["fn"].support)
 
 
@@ -128,6 +131,9 @@ def visit(model: Model, values: Callable[[Site], ArrayLike | None]) -> dict[str,
     Args:
         model: seeded, so that it needs no random key.
         values: the value that a site is to have; None for its own.
+
+    Returns:
+        The sites by name, in the order in which the model visits them.
     """
     handlers = library().handlers
     substituted = handlers.substitute(model, substitute_fn=values)
@@ -159,6 +165,9 @@ def constrain(
         model: seeded.
         parameters: unconstrained values by site.
         deterministic: whether deterministic sites are returned as well.
+
+    Returns:
+        Values by site, in the space of the sites.
     """
     constrain_fn = library().infer.util.constrain_fn
     return dict(
@@ -167,7 +176,10 @@ def constrain(
 
 
 def seeded(model: Model) -> Model:
-    """Return a model that draws with a fixed random key."""
+    """Return a model that draws with a fixed random key, that of seed 0.
+
+    Sites without a value get one then; log-densities do not depend on the key.
+    """
     return library().handlers.seed(model, 0)
 
 
@@ -176,6 +188,12 @@ def seeded_on_host(model: Model) -> Model:
 
     A model that is not traced compiles a program for every operation, also for those
     on keys that nothing is drawn with.
+
+    Args:
+        model: without random keys.
+
+    Returns:
+        A model that needs none.
     """
     messenger = library().primitives.Messenger
 
@@ -195,7 +213,17 @@ def seeded_on_host(model: Model) -> Model:
 
 
 def location_and_scale(law: Distribution) -> tuple[jax.Array, jax.Array] | None:
-    """Return the location and the scale of a law that has both; None for all others."""
+    """Return the location and the scale of a law that has both.
+
+    Transformed, independent and masked laws are reduced to their base first.
+
+    Args:
+        law: of a sample site.
+
+    Returns:
+        Location and scale; None for a law that lacks one of them, or whose values are
+        not real numbers.
+    """
     base = law
     while hasattr(base, "base_dist"):
         base = base.base_dist
@@ -206,6 +234,9 @@ def location_and_scale(law: Distribution) -> tuple[jax.Array, jax.Array] | None:
 
 
 def values_of(law: Distribution) -> np.ndarray:
-    """Return all values of a discrete law, [values], of type int32."""
+    """Return all values of a discrete law, [values], of type int32.
+
+    The law has to have finitely many of them (`has_enumerate_support`).
+    """
     values = law.enumerate_support(expand=False)
     return np.asarray(values, dtype=np.int32).ravel()

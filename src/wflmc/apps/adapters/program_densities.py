@@ -17,9 +17,10 @@ MAX_RELATIVE_ERROR = 1e-6
 Densities are computed in float64, with sums in different orders.
 """
 DISTANCE_FROM_START = 0.1
-"""Standard deviation of the offsets, in unconstrained space, where densities are compared.
+"""Standard deviation of the offsets at which densities are compared.
 
-At the start itself many parameters are 0, and different densities equal by accident.
+It is one of unconstrained values. At the start itself many parameters are 0, and
+different densities equal by accident.
 """
 NON_FINITE = Refusal(
     "has a density or a gradient that is nan or infinite where the search begins",
@@ -102,17 +103,10 @@ def _density_function(program: Program) -> DensityFunction:
     """Return the compiled function that computes all densities of a program."""
     discrete = program.first_values
 
-    def sums_over_examples(parameters: Values, examples: Values) -> Arrays:
-        def of_example(example: Values) -> Arrays:
-            return program.densities_on(parameters, as_row(example), discrete)
-
-        by_example = jax.vmap(of_example)(examples)
-        return {name: jnp.sum(by_example[name]) for name in program.likelihood_axes}
-
     @jax.jit
     def densities(parameters: Values, examples: Values) -> _Densities:
         def sums(parameters: Values) -> Arrays:
-            return sums_over_examples(parameters, examples)
+            return _sums_over_examples(program, parameters, examples)
 
         growth = jax.tree.map(jnp.ones_like, parameters)
         by_example, slopes = jax.jvp(sums, (parameters,), (growth,))
@@ -124,6 +118,19 @@ def _density_function(program: Program) -> DensityFunction:
         )
 
     return densities
+
+
+def _sums_over_examples(
+    program: Program, parameters: Values, examples: Values
+) -> Arrays:
+    """Return the log-densities of the sites of examples, added up over examples."""
+    discrete = program.first_values
+
+    def of_example(example: Values) -> Arrays:
+        return program.densities_on(parameters, as_row(example), discrete)
+
+    by_example = jax.vmap(of_example)(examples)
+    return {name: jnp.sum(by_example[name]) for name in program.likelihood_axes}
 
 
 def _without_examples(

@@ -1,8 +1,8 @@
 """Which sites of a NumPyro model belong to its examples, and what every device knows.
 
 The equations of the model decide (`dependence`), never the values of data. A site whose
-log-density is computed from an example belongs to that example; every other site is part
-of the prior, which is public and must not depend on any example.
+log-density is computed from an example belongs to that example; every other site is
+part of the prior, which is public and must not depend on any example.
 
 What else a model computes with, arguments of other lengths and arrays from around it,
 every device knows. It is listed in `not_covered` of the posterior, and observations of
@@ -33,7 +33,7 @@ from wflmc.apps.adapters.dependence import (
 )
 from wflmc.apps.adapters.numpyro_types import Site, location_and_scale
 from wflmc.posterior.custom.model import EXAMPLE_INDEX
-from wflmc.support.trees import ArrayTree
+from wflmc.support.trees import ArrayTree, Values
 
 EXAMPLES = "examples"
 """The source that private data are."""
@@ -63,8 +63,8 @@ SCALED_BY_EXAMPLES = Refusal(
 )
 PRIOR_FROM_EXAMPLES = Refusal(
     "has a prior that depends on the examples",
-    "a variable whose prior is public: give public numbers, named in shared=…, in their "
-    "place",
+    "a variable whose prior is public: give public numbers, named in shared=…, in "
+    "their place",
 )
 SUPPORT_FROM_EXAMPLE = Refusal(
     "has a support that depends on its example",
@@ -179,7 +179,7 @@ def _site_sources(
     return {name: _SiteSources(**sources) for name, sources in by_site.items()}
 
 
-def _site_quantities(site: Site, parameters: Mapping[str, Any]) -> dict[str, ArrayTree]:
+def _site_quantities(site: Site, parameters: Values) -> dict[str, ArrayTree]:
     """Return the quantities of a site whose sources decide, as `_SiteSources` has them.
 
     Sites of other types, such as plates, have none.

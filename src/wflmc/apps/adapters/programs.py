@@ -161,18 +161,8 @@ def from_numpyro(
             split over devices, or whose prior would depend on data.
     """
     posterior_options = options | {"devices": devices, "preconditioner": preconditioner}
-
-    def read(model: Model, initial: Mapping[str, ArrayLike]) -> Program:
-        return _read(
-            model,
-            data=data,
-            axis=example_axis,
-            shared=shared,
-            keep=keep,
-            initial=initial,
-        )
-
-    program = read(model, initial or {})
+    read = partial(_read, data=data, axis=example_axis, shared=shared, keep=keep)
+    program = read(model, initial=initial or {})
     try:
         return program.posterior(coords, **posterior_options)
     except InputError as error:
@@ -181,7 +171,8 @@ def from_numpyro(
             raise
         with_offsets = _with_offsets(model, program.location_scale_sites)
         try:
-            return read(with_offsets, {}).posterior(coords, **posterior_options)
+            program = read(with_offsets, initial={})
+            return program.posterior(coords, **posterior_options)
         except InputError as error_with_offsets:
             if isinstance(error_with_offsets.__cause__, GeometryError):
                 raise  # the advice to write offsets would not help
@@ -337,8 +328,8 @@ def _find_sites(
     """Run a model without arguments at the start, with arrays of NumPy if it can.
 
     JAX would compile a program for each of its operations. A model that fails with
-    arrays of NumPy, as one that indexes them inside a loop of JAX, runs again with those
-    of JAX.
+    arrays of NumPy, as one that indexes them inside a loop of JAX, runs again with
+    those of JAX.
 
     Args:
         model: without random keys, for the library of its arrays.
@@ -445,22 +436,16 @@ def _find_example_axes(
         if np.ndim(leaf) and not program.is_declared(path)
     }
     axes = {path: min(axis, len(shape) - 1) for path, shape in shapes.items()}
-    lengths = [
-        value.shape[min(axis, value.ndim - 1)]
-        for value in observations.values()
-        if value.ndim
-    ]
-    lengths += [shape[axes[path]] for path, shape in shapes.items()]
-    shared_lengths = (
-        length
-        for length in lengths
-        if any(length in shape for shape in shapes.values())
-    )
-    program.count = next(shared_lengths, 0)
+    argument_lengths = {path: shape[axes[path]] for path, shape in shapes.items()}
+    observed_shapes = [value.shape for value in observations.values() if value.ndim]
+    lengths = [shape[min(axis, len(shape) - 1)] for shape in observed_shapes]
+    lengths += argument_lengths.values()
+    all_sizes = {size for shape in shapes.values() for size in shape}
+    program.count = next((length for length in lengths if length in all_sizes), 0)
     program.example_axes = {
         path: axes[path]
-        for path, shape in shapes.items()
-        if shape[axes[path]] == program.count
+        for path, length in argument_lengths.items()
+        if length == program.count
     }
 
 
