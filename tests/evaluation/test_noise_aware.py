@@ -619,6 +619,35 @@ def test_what_is_not_a_transcript_is_refused(posterior, trace):
         simulated_coverage(jax.random.key(0), "posterior", [trace.plan], 10)
 
 
+@pytest.mark.parametrize(
+    ("key", "moments", "draws"),
+    [
+        ("gram", {"gram": np.eye(2)}, 50),
+        ("prior", {"prior": np.ones(5)}, 50),
+        ("deviation", {"deviation": 0.0}, 50),
+        ("deviation", {"deviation": np.nan}, 50),
+        ("deviation", {"deviation": np.ones(5)}, 50),
+        ("draws", {"deviation": 1.0}, 1),
+        ("draws", {}, 0),
+    ],
+)
+def test_moments_that_cannot_be_are_refused(trace, key, moments, draws):
+    known = wflmc.Moments(1200 * np.eye(5), np.eye(5), 1200)
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.noise_aware(trace, known._replace(**moments), draws=draws)
+    assert refused.value.key == key
+
+
+def test_a_deviation_that_leaves_no_curvature_is_refused(posterior):
+    """One round says nothing of G: its draws are those of the deviation alone."""
+    plan = make_plans(posterior, 4, burn_in=0, samples=1)[0]
+    trace = wflmc.sample(jax.random.key(1), posterior, plan, 2, transcript=True)
+    moments = wflmc.Moments(1200 * np.eye(5), np.eye(5), 1200, deviation=1e9)
+    with pytest.raises(wflmc.InputError) as refused:
+        wflmc.noise_aware(trace, moments, draws=50)
+    assert refused.value.key == "deviation"
+
+
 @full
 def test_draws_go_to_arviz(posterior, trace):
     pytest.importorskip("arviz")

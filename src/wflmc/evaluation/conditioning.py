@@ -29,6 +29,7 @@ from wflmc.posterior import CustomPosterior, Gaussian, GaussianPosterior, Poster
 from wflmc.posterior.base import OptionalArray, check_posterior
 from wflmc.posterior.coordinates import Affine, Array, Coordinates
 from wflmc.posterior.custom.model import TracedModel
+from wflmc.posterior.inputs import check_counts
 from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace, Transcript
 from wflmc.sampling.groups import (
@@ -480,9 +481,12 @@ def noise_aware(
         Mean, covariance, intervals and draws of the parameters, for every chain.
 
     Raises:
-        InputError: for a trace without a transcript, or a posterior that has no
-            curvature in some direction.
+        InputError: for a trace without a transcript, no draws, or a posterior that has
+            no curvature in some direction; and for moments of another size, or a
+            deviation that is not above 0, or so large that no draw of G is positive
+            definite.
     """
+    check_counts(draws=draws)
     if not isinstance(trace, Trace) or trace.transcript is None:
         raise InputError(
             "trace", type(trace).__name__, "a trace of wflmc.sample(…, transcript=True)"
@@ -490,6 +494,7 @@ def noise_aware(
     posterior: Posterior | None = None
     if isinstance(moments, Moments):
         moments_of_data = moments
+        _check_moments(moments, trace.transcript.position.shape[-1], draws)
     else:
         posterior = moments
         moments_of_data = moments_of(posterior, trace)
@@ -535,6 +540,23 @@ def noise_aware(
         named_draws=name_draws(theta, posterior),
         not_covered=() if is_covered else (PRIVATE,),
     )
+
+
+def _check_moments(moments: Moments, dim: int, draws: int) -> None:
+    """Refuse moments of another size than m, and deviations that are not above 0."""
+    for name, matrix in (("gram", moments.gram), ("prior", moments.prior)):
+        if np.shape(matrix)[-2:] != (dim, dim):
+            fault = Fault(f"has the shape {np.shape(matrix)}")
+            raise InputError(name, fault, f"a matrix [{dim}, {dim}]")
+    if moments.deviation is None:
+        return
+    deviation = np.asarray(moments.deviation, dtype=float)
+    if deviation.shape not in ((), (dim, dim)) or not np.all(deviation > 0):
+        requirement = f"one number, or a matrix [{dim}, {dim}], above 0"
+        raise InputError("deviation", moments.deviation, requirement)
+    if draws < 2:
+        requirement = "at least 2 where the moments are uncertain: a covariance of them"
+        raise InputError("draws", draws, requirement)
 
 
 def moments_of(posterior: Posterior, trace: Trace) -> Moments:
@@ -787,6 +809,9 @@ def _draw_grams(
 
     With a flat prior on b, the entries of G are a linear regression of g − Λθ on θ,
     both about their means.
+
+    Raises:
+        InputError: where no draw is positive definite.
     """
     gram = np.asarray(moments.gram, dtype=float)
     dim = gram.shape[0]
@@ -813,6 +838,12 @@ def _draw_grams(
     noise = np.linalg.solve(np.linalg.cholesky(precision).T, shocks)
     grams = np.moveaxis(unfold @ (mean[:, None] + noise), 2, 0)
     is_positive = np.linalg.eigvalsh(grams)[:, 0] > 0
+    if not is_positive.any():
+        raise InputError(
+            "deviation",
+            Fault(f"leaves none of {draws} draws of gram positive definite"),
+            "smaller beside the eigenvalues of gram",
+        )
     return grams[is_positive]
 
 
