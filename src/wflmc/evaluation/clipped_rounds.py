@@ -502,6 +502,8 @@ class _Sweeps:
         self.enters = chain.enters[:, rounds]
         variance = chain.noise[rounds]
         self.noise = [variance * enters[rounds] for enters in chain.noise_enters]
+        self.norm_factors = np.ones((2 + chain.precision.size, self.length))
+        """1, q and Λ E x of a sweep, which `norm_terms` are multiplied by, [2 + d, W]."""
         counts = chain.groups.sizes.tolist()
         single = [1] * len(counts)
         self.mean_recursion = BlockRecursion(counts, self.length, len(self.enters))
@@ -576,11 +578,9 @@ class _Sweeps:
         chain = self.chain
         if not chain.is_clipped:
             return GradientsLeft.all(self.weight)
-        terms = np.empty((2 + len(moments.change), self.length))
-        terms[0] = 1.0
-        terms[1] = moments.square
-        terms[2:] = moments.change
-        norm_sq = chain.norm_terms @ terms
+        self.norm_factors[1] = moments.square
+        self.norm_factors[2:] = moments.change
+        norm_sq = chain.norm_terms @ self.norm_factors
         np.maximum(norm_sq, SMALLEST_SQUARE, out=norm_sq)
         clip_sq = chain.clip[:, None] ** 2
         examples = np.ones(self.length)
