@@ -15,6 +15,7 @@ from wflmc.evaluation import (
     burn_in,
     choose_burn_in,
     diagnose,
+    diagnostics,
     estimate_w2_sq,
     exact_w2_sq,
 )
@@ -128,6 +129,18 @@ def test_diagnostics_are_those_of_arviz():
     assert 0.99 < found.rhat_max < 1.02
     assert found.ess_min > 500
     assert diagnose(theta[:, :3]).rhat_max is None
+
+
+def test_parameters_that_are_not_finite_leave_no_diagnostics(monkeypatch):
+    """Also where ArviZ is given a few parameters at a time."""
+    theta = draws(4, 200, 0)
+    monkeypatch.setattr(diagnostics, "CHUNK_BYTES", 8 * 4 * 200)
+    assert diagnose(theta).rhat_max is not None
+    for parameter in (0, theta.shape[2] - 1):
+        diverged = theta.copy()
+        diverged[1, 100:, parameter] = np.nan
+        found = diagnose(diverged)
+        assert (found.rhat_max, found.ess_min, found.ess_tail_min) == (None, None, None)
 
 
 @pytest.mark.parametrize("frozen", [[0], [1], [0, 1]])

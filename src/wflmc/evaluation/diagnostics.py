@@ -137,9 +137,10 @@ def diagnose(theta: NDArray[np.floating]) -> Diagnostics:
     for first in range(0, moving.size, chunk):
         part = np.asarray(theta[:, :, moving[first : first + chunk]], dtype=float)
         rhat, bulk, tail = _diagnose_part(arviz, part)
-        rhat_max = max(rhat_max, rhat)
-        bulk_min = min(bulk_min, bulk)
-        tail_min = min(tail_min, tail)
+        # Unlike max and min of Python, these pass nan on.
+        rhat_max = np.maximum(rhat_max, rhat)
+        bulk_min = np.minimum(bulk_min, bulk)
+        tail_min = np.minimum(tail_min, tail)
     if frozen.size:
         bulk_min = 0.0
         tail_min = 0.0
