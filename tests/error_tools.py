@@ -13,7 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from wflmc import InputError
+from wflmc import InputError, Plan
+from wflmc.evaluation.summary import Evaluation
+from wflmc.support.notices import Notice
 
 UNCHECKED = object()
 """The default of checks that are left out."""
@@ -60,6 +62,12 @@ def raises_input_error(
         assert raised.value == value, str(raised)
 
 
+def least_number(error: InputError) -> float:
+    """Return the only number of a requirement, such as a limit that can be kept."""
+    (number,) = re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", error.requirement)
+    return float(number)
+
+
 def names_key(stderr: str, key: str, *facts: object) -> bool:
     """Return whether a command ended with one sentence, about a key and with these facts."""
     sentence = stderr.removeprefix("wflmc: ")
@@ -67,15 +75,20 @@ def names_key(stderr: str, key: str, *facts: object) -> bool:
     return about and sentence.count("\n") == 1 and not missing_facts(sentence, facts)
 
 
-def codes_of(document: Mapping[str, list[str]]) -> list[str]:
-    """Return the codes of the notices of a plan, a run or an evaluation in JSON."""
-    codes = document["warning_codes"]
-    assert len(codes) == len(document["warnings"])
-    return codes
+def notices_of(source: Mapping[str, list[str]] | Plan | Evaluation) -> list[Notice]:
+    """Return the notices of a plan or an evaluation, or of the JSON of a command."""
+    if not isinstance(source, Mapping):
+        return list(source.notices)
+    pairs = zip(source["warning_codes"], source["warnings"], strict=True)
+    return [Notice(code, text) for code, text in pairs]
 
 
-def text_of(document: Mapping[str, list[str]], code: str) -> str:
-    """Return the only notice with a code, of a plan, a run or an evaluation in JSON."""
-    pairs = zip(codes_of(document), document["warnings"], strict=True)
-    (text,) = [text for found, text in pairs if found == code]
+def codes_of(source: Mapping[str, list[str]] | Plan | Evaluation) -> list[str]:
+    """Return the codes of the notices of a plan, an evaluation or a JSON."""
+    return [str(notice.code) for notice in notices_of(source)]
+
+
+def text_of(source: Mapping[str, list[str]] | Plan | Evaluation, code: str) -> str:
+    """Return the only notice with a code, of a plan, an evaluation or a JSON."""
+    (text,) = [notice.text for notice in notices_of(source) if notice.code == code]
     return text

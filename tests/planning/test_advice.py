@@ -14,6 +14,7 @@ from wflmc import channel
 from wflmc.apps.baselines import gradient_descent
 
 from ..cli_tools import with_set, write_gains
+from ..error_tools import codes_of, missing_facts, raises_input_error, text_of
 
 KEY = jax.random.key(0)
 GENERATOR = np.random.default_rng(0)
@@ -21,7 +22,7 @@ LINK = wflmc.Link(channel.static(1.0))
 SMALL = wflmc.gaussian_regression(KEY, 4, examples=40, dim=3)
 
 
-def warnings_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
+def notices_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
     step = 0.4 / (posterior.mu + posterior.L)
     promise = wflmc.Privacy(8, 0.01, 30) if privacy is None else privacy
     return wflmc.plan(
@@ -29,11 +30,12 @@ def warnings_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
         link,
         promise,
         **grouped(step_size=step, burn_in=2, samples=2, **keywords),
-    ).warnings
+    ).notices
 
 
-def about(part, **given):
-    return [text for text in warnings_of(**given) if part in text]
+def about(code, **keywords):
+    """Return the texts of the notices of a plan that have a code."""
+    return [notice.text for notice in notices_of(**keywords) if notice.code == code]
 
 
 IN_DB = {
@@ -54,50 +56,48 @@ AMPLITUDES = {
 
 @pytest.mark.parametrize("table", IN_DB.values(), ids=IN_DB)
 def test_gains_in_db(table):
-    (told,) = about("dB", link=wflmc.Link(channel.from_array(table)))
+    (told,) = about("gains-in-decibels", link=wflmc.Link(channel.from_array(table)))
     assert "10**(dB/20)" in told
     assert not about(
-        "dB", link=wflmc.Link(channel.from_array(table)), power="noiseless-dp"
+        "gains-in-decibels",
+        link=wflmc.Link(channel.from_array(table)),
+        power="noiseless-dp",
     )  # without a link
     converted = 10 ** (-np.abs(table) / 20)
-    assert not about("dB", link=wflmc.Link(channel.from_array(converted)))
+    assert not about(
+        "gains-in-decibels", link=wflmc.Link(channel.from_array(converted))
+    )
 
 
 @pytest.mark.parametrize("table", AMPLITUDES.values(), ids=AMPLITUDES)
 def test_amplitudes_are_nothing_to_speak_of(table):
-    assert not about("dB", link=wflmc.Link(channel.from_array(table)))
+    assert not about("gains-in-decibels", link=wflmc.Link(channel.from_array(table)))
 
 
 def test_gains_in_db_from_a_file(plan_of, scenario, tmp_path):
     write_gains(tmp_path, np.full((60, 30), -80.0))
     sets = with_set(["link.fading=file", "link.gains=h.npy"])
-    assert any(
-        "all real and negative, as those in dB are" in text
-        for text in plan_of(scenario, *sets)["warnings"]
-    )
+    assert "gains-in-decibels" in codes_of(plan_of(scenario, *sets))
 
 
 @pytest.mark.parametrize(
-    ("privacy", "part"),
+    ("privacy", "facts"),
     [
-        (
-            wflmc.Privacy(8, 0.3, 30),
-            "delta = 0.3 is above 1/4, one over the number of devices",
-        ),
-        (wflmc.Privacy(8, [0.01, 0.01, 0.3, 0.01], 30), "delta = 0.3 is above 1/4"),
+        (wflmc.Privacy(8, 0.3, 30), ("delta = 0.3", "1/4", "devices")),
+        (wflmc.Privacy(8, [0.01, 0.01, 0.3, 0.01], 30), ("delta = 0.3", "1/4")),
         (
             wflmc.Privacy(8, 0.03, 30, unit="record", example_clip=3),
-            "delta = 0.03 is above 1/40, one over the number",
+            ("delta = 0.03", "1/40"),
         ),
         (wflmc.Privacy(8, 0.2, 30), None),
         (wflmc.Privacy(8, 0.02, 30, unit="record", example_clip=3), None),
         (wflmc.Privacy(clip=30), None),
     ],
 )
-def test_large_deltas(privacy, part):
-    found = about("delta", privacy=privacy)
-    assert len(found) == (part is not None)
-    assert part is None or part in found[0]
+def test_large_deltas(privacy, facts):
+    found = about("delta-too-large", privacy=privacy)
+    assert len(found) == (facts is not None)
+    assert facts is None or not missing_facts(found[0], facts)
 
 
 def scaled(*scales, intercept=False, **keywords):
@@ -108,7 +108,7 @@ def scaled(*scales, intercept=False, **keywords):
 
 
 @pytest.mark.parametrize(
-    ("scales", "part"),
+    ("scales", "facts"),
     [
         ((1, 1, 1), None),
         ((5, 1, 0.2), None),
@@ -117,38 +117,35 @@ def scaled(*scales, intercept=False, **keywords):
         ((1e-3, 1e-3), None),
         (
             (1, 1000, 1, 2),
-            "column 1 of X, counted from 0, is some 1,000 times as large as the median column",
+            ("column 1", "1,000", "median"),
         ),
         (
             (1e-4, 1, 1e-4),
-            "column 1 of X, counted from 0, is some 10,000 times as large as the median",
+            ("column 1", "10,000", "median"),
         ),
         (
             (1000, 800),
-            "column 0 of X, counted from 0, is some 1,000 times as large as a standardised one",
+            ("column 0", "1,000", "standardised"),
         ),
         (
             (1, 1, 50),
-            "column 2 of X, counted from 0, is some 100 times as large as a standardised one",
+            ("column 2", "100", "standardised"),
         ),
     ],
 )
-def test_features_that_are_not_scaled(scales, part):
-    found = about("not scaled", posterior=scaled(*scales))
-    assert len(found) == (part is not None)
-    assert part is None or part in found[0]
+def test_features_that_are_not_scaled(scales, facts):
+    found = about("features-not-scaled", posterior=scaled(*scales))
+    assert len(found) == (facts is not None)
+    assert facts is None or not missing_facts(found[0], facts)
 
 
 def test_whitening_is_scaling():
     """Unless noise has hidden the features from it, which then are as they were."""
     raw = scaled(1, 1000, 1, intercept=True)
-    assert about("not scaled", posterior=raw)
-    assert not about("not scaled", posterior=raw.whitened())
-    (told,) = about("not scaled", posterior=raw.whitened(np.eye(4)))
-    assert (
-        "after whitening a direction is some 1,000 times as large as a standardised one"
-        in told
-    )
+    assert about("features-not-scaled", posterior=raw)
+    assert not about("features-not-scaled", posterior=raw.whitened())
+    (text,) = about("features-not-scaled", posterior=raw.whitened(np.eye(4)))
+    assert not missing_facts(text, ("whitening", "1,000", "standardised"))
 
 
 def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
@@ -156,10 +153,10 @@ def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
     X = np.random.default_rng(1).standard_normal((50, 2)) * [1, 1234]
     lines = ["age,y,mean area", *(f"{a},{a},{b}" for a, b in X)]
     (tmp_path / "d.csv").write_text("\n".join(lines))
-    found = plan_of(scenario, *with_set(["posterior.data=d.csv"]))["warnings"]
-    (told,) = (text for text in found if "not scaled" in text)
-    assert "column 1 of X (mean area)" in told
-    assert set(re.findall(r"[\d,.]*\d", told)) == {"1", "0", "1,000"}
+    document = plan_of(scenario, *with_set(["posterior.data=d.csv"]))
+    text = text_of(document, "features-not-scaled")
+    assert not missing_facts(text, ("column 1", "mean area"))
+    assert set(re.findall(r"[\d,.]*\d", text)) == {"1", "0", "1,000"}
 
 
 def test_descent_warns_as_well():
@@ -167,7 +164,7 @@ def test_descent_warns_as_well():
     made = gradient_descent(
         SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4
     )
-    assert sum("dB" in text or "delta" in text for text in made.warnings) == 2
+    assert {"gains-in-decibels", "delta-too-large"} <= set(codes_of(made))
 
 
 def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path):
@@ -181,12 +178,10 @@ def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path
     (tmp_path / "s.toml").write_text(
         '[posterior]\ndata = "d.npz"\ndevices = 4\nmu = 1.0\nL = 1e11\n[privacy]\nepsilon = 8.0\ndelta = 0.001\n'
     )
-    told = plan_of(tmp_path / "s.toml")["warnings"]
-    assert any("not scaled" in text for text in told)
-    quiet = plan_of(tmp_path / "s.toml", "--set", "posterior.initial_w2_sq=3.0")[
-        "warnings"
-    ]
-    assert not any("not scaled" in text for text in quiet)
+    open_plan = plan_of(tmp_path / "s.toml")
+    assert "features-not-scaled" in codes_of(open_plan)
+    public = ("--set", "posterior.initial_w2_sq=3.0")
+    assert "features-not-scaled" not in codes_of(plan_of(tmp_path / "s.toml", *public))
 
 
 def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
@@ -205,14 +200,16 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
         )
         assert made.bound is None
         assert np.isnan(made.objective)
-        assert any("W2² has no bound" in text for text in made.warnings)
+        assert "loose-curvature" in codes_of(made)
     assert np.isfinite(wflmc.sample(KEY, posterior, made, chains=2).theta).all()
     within = wflmc.plan(
         posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how
     )
     assert within.bound is not None
-    assert not any("has no bound" in text for text in within.warnings)
-    with pytest.raises(wflmc.InputError, match="below 2/L"):  # exact for a Gaussian
+    assert "loose-curvature" not in codes_of(within)
+    with raises_input_error(
+        "step_size", "2/L", section="sampler"
+    ):  # exact for a Gaussian
         wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **how)
     with pytest.raises(
         wflmc.InputError, match="step_size"

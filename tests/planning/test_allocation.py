@@ -20,6 +20,7 @@ from wflmc.planning.solvers.allocation import allocate
 from wflmc.planning.solvers.program import PowerProgram, round_bounds, solve_by_cvxpy
 
 from ..conftest import count
+from ..error_tools import raises_input_error
 from .problems import activity, check, kept_value, random_program
 
 seeds = st.integers(0, 2**32 - 1)
@@ -400,7 +401,7 @@ def test_many_plans_are_the_same_plans(posterior):
         assert one.objective == two.objective
         assert one.gap == two.gap
     assert wflmc.plan_many(posterior, [], promise, **keywords) == []
-    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+    with raises_input_error("max_round_noise", section="policy"):
         wflmc.plan_many(
             posterior,
             links,

@@ -12,6 +12,7 @@ from wflmc import channel
 from wflmc.dynamics import overdamped
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
+from ..error_tools import raises_input_error
 from .scenarios import Target, make
 
 
@@ -74,7 +75,7 @@ def test_contraction_on_both_branches():
     assert overdamped().contraction(0.6, 1.0, 3.0).gamma == pytest.approx(0.8)
     assert overdamped().contraction(0.5, 1.0, 3.0).kappa == pytest.approx(2 * 1.5 / 0.5)
     for step in (0.0, -1.0, 2 / 3, 1.0, np.nan):
-        with pytest.raises(wflmc.InputError, match="2/L"):
+        with raises_input_error("step_size", "2/L", section="sampler"):
             overdamped().contraction(step, 1.0, 3.0)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import wflmc
 from tests.plan_tools import grouped
 from wflmc import channel
-from wflmc.support.errors import InputError
 
 from ..conftest import FULL, count
+from ..error_tools import raises_input_error
 from ..privacy.ledger_tools import SCENARIO
 from .scenarios import Target, check_limits, fading_cases, make
 
@@ -256,16 +256,16 @@ def test_a_limit_on_noise_is_kept_or_refused(posterior):
     assert np.sqrt(free.dim * free.noise_variance).max() > reach
     assert np.sqrt(held.dim * held.noise_variance).max() <= reach
     assert np.all(held.spent <= PROMISE.budget(30))
-    with pytest.raises(InputError, match="max_round_noise"):
+    with raises_input_error("max_round_noise", section="policy"):
         figure_6(
             posterior, channel.rayleigh(0.01), 30, max_round_noise=0.01, **keywords
         )
 
 
 def test_what_is_refused(posterior):
-    with pytest.raises(InputError, match="csi"):
+    with raises_input_error("csi", section="policy", value="some"):
         figure_6(posterior, channel.static(1.0), 20, csi="some")
-    with pytest.raises(InputError, match="solver"):
+    with raises_input_error("solver", "own", "causal"):
         figure_6(posterior, channel.rayleigh(0.01), 20, csi="causal", solver="cvxpy")
 
 

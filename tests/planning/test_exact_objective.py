@@ -20,6 +20,7 @@ from wflmc.planning.exact import distances
 from wflmc.posterior import w2_squared
 
 from ..cli_tools import FADING, with_set
+from ..error_tools import raises_input_error
 from .scenarios import Planned
 
 # Through the planner
@@ -185,7 +186,7 @@ def test_noise_limit_is_kept(posterior):
     assert np.all(np.sqrt(5 * made.noise_variance) <= reach * (1 + 1e-9))
     assert np.any(np.sqrt(5 * free.noise_variance) > reach)
     assert free.objective < made.objective < 2 * free.objective
-    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+    with raises_input_error("max_round_noise", section="policy"):
         planned(posterior, max_round_noise=0.01)
 
 
@@ -334,7 +335,7 @@ def test_plans_by_the_hundred_are_the_same(few):
 
 
 def test_what_it_cannot_do_it_says(few, small):
-    with pytest.raises(wflmc.InputError, match="solver"):
+    with raises_input_error("solver", "own", "exact"):
         planned(few, solver="cvxpy")
 
     class Unknown(Planned):
@@ -342,10 +343,10 @@ def test_what_it_cannot_do_it_says(few, small):
         mu, L, dim, devices = few.mu, few.L, few.dim, few.devices
         initial_w2_sq = few.initial_w2_sq
 
-    with pytest.raises(wflmc.InputError, match="proxy"):
+    with raises_input_error("objective", "proxy", section="policy"):
         planned(Unknown())
     assert planned(Unknown(), proxy=Proxy(60.0)).gap <= 1e-6
-    with pytest.raises(wflmc.InputError, match="memory"):
+    with raises_input_error("objective", "memory", section="policy"):
         planned(
             wflmc.gaussian_regression(
                 jax.random.key(0), devices=2, examples=9, dim=200
@@ -362,7 +363,7 @@ def test_what_it_cannot_do_it_says(few, small):
         partition="blocks",
     )
     only_one = wflmc.Link(channel.from_array(np.tile([1e-9, 1.0], (900, 1))), 10)
-    with pytest.raises(wflmc.InputError, match="diverges"):
+    with raises_input_error("objective", "diverges", section="policy"):
         planned(unlike, only_one, burn_in=800, samples=100, factor=1.9)
 
 

@@ -20,6 +20,7 @@ from wflmc.privacy.accountants import epsilon_by_dp_accounting
 from wflmc.support.errors import InputError, OverspendError
 
 from ..conftest import count
+from ..error_tools import raises_input_error
 
 
 @st.composite
@@ -278,5 +279,5 @@ def test_links_that_make_no_sense():
         with pytest.raises(InputError) as error:
             wflmc.Link(channel.rayleigh(), **keywords)
         assert error.value.key == key
-    with pytest.raises(InputError, match="each of the 3 devices"):
+    with raises_input_error("snr_db", "3 devices", section="link"):
         wflmc.Link(channel.rayleigh(), [1.0, 2.0]).snr(3)

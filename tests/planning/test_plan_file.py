@@ -14,8 +14,9 @@ import wflmc
 from wflmc.planning.plan import Certificate, Context, Plan, Rounds, join_plans
 from wflmc.privacy import Privacy
 from wflmc.support import notices
-from wflmc.support.errors import InputError
 from wflmc.support.notices import Notice, NoticeCode
+
+from ..error_tools import raises_input_error
 
 DEVICES = 5
 GAUSSIAN = wflmc.gaussian_regression(
@@ -186,7 +187,7 @@ def test_damaged_and_changed_files_are_refused(plan, tmp_path):
     flipped[content.index(plan.gain.tobytes()) + 3] ^= 1
     for damaged in (b"", content[:-20], content[:200], bytes(flipped), b"PK\x03\x04"):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"^--plan .*plan\.npz"):
+        with raises_input_error("--plan", path):
             Plan.load(path, key="--plan")
     for change in (
         {"rounds.gain": 2 * plan.gain},
@@ -194,13 +195,13 @@ def test_damaged_and_changed_files_are_refused(plan, tmp_path):
         {"other": np.zeros(2)},
     ):
         np.savez(path, **arrays | change)
-        with pytest.raises(InputError, match=r"it is damaged, or has been changed"):
+        with raises_input_error("plan", path, "damaged"):
             Plan.load(path)
     del arrays["context.mu"]
     np.savez(path, **arrays)
-    with pytest.raises(InputError, match=r"it is damaged, or has been changed"):
+    with raises_input_error("plan", path, "damaged"):
         Plan.load(path)
-    with pytest.raises(InputError, match="No such file"):
+    with raises_input_error("plan", tmp_path / "missing.npz", "No such file"):
         Plan.load(tmp_path / "missing.npz")
 
 
@@ -215,7 +216,7 @@ def test_a_file_of_another_version_is_refused(plan, tmp_path):
     ):
         with path.open("wb") as file:
             storage.write_arrays(file, changed)
-        with pytest.raises(InputError, match="another version"):
+        with raises_input_error("plan", path, "version"):
             Plan.load(path)
 
 
@@ -262,7 +263,7 @@ def test_joined_plans_are_the_whole_plan(objective):
             getattr(joined, name), getattr(whole, name), rtol=1e-12
         )
     assert (joined.lower_bound, joined.regime) == (None, None)
-    with pytest.raises(InputError, match="continues"):
+    with raises_input_error("added", value="another plan"):
         join_plans(first, first)
 
 

@@ -11,6 +11,7 @@ from wflmc import channel
 from wflmc.planning.resources import channel_uses, transmit_energy
 
 from ..cli_tools import strict
+from ..error_tools import raises_input_error
 
 ROUNDS = {"burn_in": 20, "samples": 20}
 
@@ -98,5 +99,5 @@ def test_plans_and_sweeps_have_both(plan_of, call, scenario, tmp_path):
 
 def test_an_unlimited_number_of_rounds_is_refused_with_a_page_to_read():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
-    with pytest.raises(wflmc.InputError, match=r"docs/scale\.md"):
+    with raises_input_error("samples", "docs/guides/scale.md", section="sampler"):
         wflmc.plan(posterior, step_size=1e-3, burn_in=10, samples=10**9)

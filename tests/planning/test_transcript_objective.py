@@ -8,6 +8,8 @@ import pytest
 
 import wflmc
 
+from ..error_tools import raises_input_error
+
 PRIVACY = wflmc.Privacy(epsilon=4, delta=0.01, clip=30)
 
 
@@ -103,7 +105,7 @@ def test_a_small_budget_leaves_burn_in_its_half(posterior):
     assert np.max(tight.loss[:6].sum(0)) <= 0.5 * tight.privacy.budget(8)[0] * (
         1 + 1e-9
     )
-    with pytest.raises(wflmc.InputError, match="max_round_noise"):
+    with raises_input_error("max_round_noise", section="policy"):
         make_plan(
             posterior,
             30.0,
@@ -113,16 +115,16 @@ def test_a_small_budget_leaves_burn_in_its_half(posterior):
 
 
 def test_what_does_not_go_with_it_is_refused(posterior):
-    with pytest.raises(wflmc.InputError, match="csi"):
+    with raises_input_error("objective", "causal", section="policy"):
         make_plan(posterior, csi="causal")
-    with pytest.raises(wflmc.InputError, match="solver"):
+    with raises_input_error("solver", "own", "transcript"):
         make_plan(posterior, solver="cvxpy")
     link, sampler = (
         wflmc.Link(wflmc.channel.static()),
         wflmc.Sampler(step_schedule="planned"),
     )
     policy = wflmc.Policy(objective="transcript")
-    with pytest.raises(wflmc.InputError, match="step_schedule"):
+    with raises_input_error("step_schedule", section="sampler"):
         wflmc.plan(
             posterior,
             link,

@@ -10,7 +10,8 @@ import pytest
 import wflmc
 from wflmc import channel
 from wflmc.sampling import Execution, chunks
-from wflmc.support.errors import InputError
+
+from ..error_tools import raises_input_error
 
 KEY = jax.random.key(3)
 
@@ -86,7 +87,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
     ).predictions
     for one, other in zip(whole, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(InputError, match="checkpoint"):
+    with raises_input_error("checkpoint"):
         wflmc.sample(
             KEY,
             posterior,
@@ -111,11 +112,11 @@ def test_averages_open_in_arviz(chain, tmp_path):
 
 def test_what_keeps_no_averages(chain):
     posterior, plan, rows = chain
-    with pytest.raises(InputError, match="keep_burn_in"):
+    with raises_input_error("predictions", "keep_burn_in"):
         wflmc.sample(
             KEY, posterior, plan, chains=2, predictions=rows, keep_burn_in=True
         )
-    with pytest.raises(InputError, match="features"):
+    with raises_input_error("features", "(30, 2)"):
         wflmc.sample(KEY, posterior, plan, chains=2, predictions=rows[:, :2])
     gaussian = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
     plan = wflmc.plan(
@@ -126,5 +127,5 @@ def test_what_keeps_no_averages(chain):
         burn_in=0,
         samples=3,
     )
-    with pytest.raises(InputError, match="predicts no classes"):
+    with raises_input_error("predictions", "classes"):
         wflmc.sample(KEY, gaussian, plan, chains=2, predictions=np.ones((3, 5)))

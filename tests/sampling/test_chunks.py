@@ -15,9 +15,9 @@ import wflmc
 from wflmc.posterior import softmax
 from wflmc.sampling import Execution, chunks
 from wflmc.sums.blocks import block_size
-from wflmc.support.errors import InputError
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 from .compile_tools import clipped_sum, clipped_sums, count_compilations, gradients
 
 
@@ -94,7 +94,7 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
             execution=Execution(memory=limit),
         )
         assert_same_traces(again, small, exactly=True)
-    with pytest.raises(InputError, match="which one chain takes"):
+    with raises_input_error("memory", "one chain"):
         wflmc.sample(
             jax.random.key(0),
             posterior,

@@ -16,7 +16,9 @@ from wflmc.dynamics import Overdamped, PhasePoint, kinetic, overdamped
 from wflmc.evaluation.coverage import simulated_coverage
 from wflmc.sampling import loop
 from wflmc.sampling.loop import HostRound, check_finite, run_rounds, single_rounds
-from wflmc.support.errors import InputError, OverspendError, SamplingError
+from wflmc.support.errors import OverspendError, SamplingError
+
+from ..error_tools import raises_input_error
 
 
 class Finite(NamedTuple):
@@ -223,12 +225,12 @@ def test_executions_and_starts_are_checked_where_they_enter(posterior, plan):
         ({"memory": "1GB"}, "memory"),
         ({"accelerators": []}, "accelerators"),
     ):
-        with pytest.raises(InputError, match=key):
+        with raises_input_error(key):
             wflmc.sampling.Execution(**wrong)
-    with pytest.raises(InputError, match="execution"):
+    with raises_input_error("execution"):
         wflmc.sample(jax.random.key(1), posterior, plan, 2, execution=1e9)
     start = wflmc.sampling.Start(
         np.zeros((2, posterior.dim)), np.zeros((2, posterior.dim))
     )
-    with pytest.raises(InputError, match=r"initial\.velocity"):
+    with raises_input_error("initial.velocity"):
         wflmc.sample(jax.random.key(1), posterior, plan, 2, initial=start)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wflmc.sampling import chunks
 from wflmc.sampling.chunks import WorkLimits, Workload, partition
-from wflmc.support.errors import InputError
+
+from ..error_tools import raises_input_error
 
 WORKLOADS = st.builds(
     lambda burn_in, **sizes: Workload(rounds=burn_in + sizes["kept_rounds"], **sizes),
@@ -159,7 +159,7 @@ def test_only_kept_rounds_take_memory():
 
 
 def test_too_little_memory_is_refused():
-    with pytest.raises(InputError, match="memory"):
+    with raises_input_error("memory", "one chain"):
         partition(small(), WorkLimits(memory=100.0, operations=1e9, accelerators=1))
 
 

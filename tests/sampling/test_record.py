@@ -17,6 +17,7 @@ from wflmc import channel
 from wflmc.posterior import softmax
 from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
 from ..plan_tools import with_context
 from .compile_tools import clipped_sum
 
@@ -256,7 +257,7 @@ def test_a_promise_to_records_without_a_clip_has_no_sensitivity(posterior):
 
 def test_a_list_of_the_wrong_length_is_named(posterior):
     privacy = wflmc.Privacy(1, 1e-5, 30, unit="record", example_clip=[1.0, 2.0])
-    with pytest.raises(InputError, match="each of the 30 devices"):
+    with raises_input_error("example_clip", "30 devices", value=[1.0, 2.0]):
         privacy.sensitivity(30)
 
 

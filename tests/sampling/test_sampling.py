@@ -18,6 +18,7 @@ from wflmc.sampling import Execution, chunks, kernel, kernel_rounds
 from wflmc.support.errors import OverspendError
 from wflmc.support.keys import named
 
+from ..error_tools import raises_input_error
 from ..plan_tools import with_context
 from .compile_tools import count_compilations
 
@@ -396,15 +397,15 @@ def test_a_lost_chain_is_an_error(posterior):
 
 def test_mismatches_are_refused(posterior, small):
     plan = short_plans(posterior, "equal")
-    with pytest.raises(wflmc.InputError, match="made for this posterior"):
+    with raises_input_error("plan", "30 devices", "5 devices"):
         wflmc.sample(jax.random.key(0), small, plan)
-    with pytest.raises(wflmc.InputError, match="number of plans"):
+    with raises_input_error("chains", 2, value=3):
         wflmc.sample(jax.random.key(0), posterior, [plan, plan], chains=3)
-    with pytest.raises(wflmc.InputError, match="equal rounds"):
+    with raises_input_error("plan", "2 plans", "rounds"):
         wflmc.sample(
             jax.random.key(0), posterior, [plan, short_plans(posterior, "equal", 30)]
         )
-    with pytest.raises(wflmc.InputError, match="at least 1"):
+    with raises_input_error("chains", 1, value=0):
         wflmc.sample(jax.random.key(0), posterior, plan, chains=0)
 
 

@@ -19,7 +19,8 @@ import wflmc
 from wflmc import channel
 from wflmc.posterior.custom import model
 from wflmc.sampling import outcomes
-from wflmc.support.errors import InputError
+
+from ..error_tools import raises_input_error
 
 KEY = jax.random.key(0)
 
@@ -231,17 +232,17 @@ def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
 )
 def test_predictions_need_the_model(uneven, labelled, keywords):
     trace = traced(uneven[0])
-    with pytest.raises(InputError, match="posterior is missing"):
+    with raises_input_error("posterior", value=None):
         trace.to_arviz(**keywords)
     for other in (labelled[0], [uneven[0]]):
-        with pytest.raises(InputError, match="the model of these samples"):
+        with raises_input_error("posterior", value=type(other).__name__):
             trace.to_arviz(other, **keywords)
 
 
 def test_features_are_those_of_the_data(uneven):
     trace = traced(uneven[0])
     for bad in (np.ones((2, 4)), np.ones(3), 1.0, np.full((2, 3), np.nan)):
-        with pytest.raises(InputError, match="features"):
+        with raises_input_error("features"):
             trace.to_arviz(uneven[0], features=bad)
 
 
@@ -364,13 +365,13 @@ def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
-    with pytest.raises(InputError, match="function of"):
+    with raises_input_error("predictive", "key, parameters, example", value=True):
         traced(counts[0]).to_arviz(counts[0], predictive=True)
-    with pytest.raises(InputError, match="returns nothing"):
+    with raises_input_error("predictive", "nothing"):
         traced(counts[0]).to_arviz(
             counts[0], predictive=lambda key, parameters, example: {}
         )
-    with pytest.raises(InputError, match="draws by itself"):
+    with raises_input_error("predictive", "True or False"):
         traced(uneven[0]).to_arviz(
             uneven[0], predictive=lambda key, parameters, example: 0.0
         )
@@ -396,7 +397,7 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
         {"outcome": "doses"},
         {"predictive": draw_events, "outcome": "dose"},
     ):
-        with pytest.raises(InputError, match=r"outcome.*events"):
+        with raises_input_error("outcome", "events", value=bad.get("outcome")):
             trace.to_arviz(posterior, **bad)
 
     def log_likelihood(parameters, example):
@@ -513,7 +514,7 @@ def test_a_thousand_draws_unless_more_are_asked_for(uneven):
     )
     assert found.posterior_predictive["y"].shape == (300, 3, 43)
     for bad in (0, True, 1.5, "all"):
-        with pytest.raises(InputError, match="draws = "):
+        with raises_input_error("draws", value=bad):
             traced(uneven[0]).to_arviz(uneven[0], predictive=True, draws=bad)
 
 
