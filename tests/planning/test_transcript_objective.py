@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import wflmc
+from wflmc.dynamics import OVERDAMPED
+from wflmc.planning.bound import Problem
+from wflmc.planning.transcript import information, most_information
 
 from ..error_tools import raises_input_error
 
@@ -97,6 +100,43 @@ def test_power_alone_limits_where_nothing_is_promised(posterior):
     plan = make_plan(posterior, privacy=wflmc.Privacy(clip=30))
     np.testing.assert_allclose(plan.power_share[6:], 1.0)
     assert plan.gap == 0
+
+
+def small_problem(budget, power_cap):
+    """Device 0 is silent in the last two of four rounds, the first of which is burn-in."""
+    step_size = np.full(4, 0.01)
+    active = np.array([[1, 1], [1, 1], [0, 1], [0, 1]], dtype=bool)
+    return Problem(
+        contraction=OVERDAMPED.contraction(step_size, 1.0, 2.0),
+        step_size=step_size,
+        burn_in=1,
+        objective="transcript",
+        start=1.0,
+        error=np.zeros(4),
+        noise_weight=1.0,
+        scale=2 / active.sum(1),
+        active=active,
+        budget=np.array(budget),
+        power_cap=np.full(4, power_cap),
+        floor=np.full(4, 1e-6),
+    )
+
+
+def test_rounds_without_the_tightest_device_may_take_more_than_its_budget():
+    problem = small_problem(budget=[1.0, 100.0], power_cap=40.0)
+    allocation = most_information(problem)
+    np.testing.assert_allclose(allocation.a, [1e-6, 1.0, 40.0, 40.0], rtol=1e-5)
+    noise = 1 / information(problem, allocation.a)
+    assert noise == pytest.approx(allocation.lower_bound, rel=1e-6)
+    feasible = np.array([1e-6, 0.99, 39.0, 40.0])
+    assert 1 / information(problem, feasible) > allocation.lower_bound
+
+
+def test_nothing_is_proven_where_nothing_limits_power():
+    problem = small_problem(budget=[np.inf, np.inf], power_cap=np.inf)
+    allocation = most_information(problem)
+    np.testing.assert_array_equal(allocation.a, problem.lmc_cap)
+    assert allocation.lower_bound is None
 
 
 def test_a_small_budget_leaves_burn_in_its_half(posterior):

@@ -70,28 +70,28 @@ class _LinearSolution(NamedTuple):
 def most_information(problem: Problem) -> Allocation:
     """Return the powers with the smallest V.
 
-    Without a budget every round transmits at its power cap, or at the Langevin cap
-    where power has no limit. Otherwise a linear program is solved; of its optima the
-    one with the most equal powers is taken. Kept rounds may exceed the Langevin cap,
-    because information has no use for noise.
+    Without a budget every kept round transmits at its power cap, and at the Langevin
+    cap where power has no limit. Otherwise a linear program is solved; of its optima
+    the one with the most equal powers is taken. Kept rounds may exceed the Langevin
+    cap, because information has no use for noise.
 
     Args:
         problem: the limits of power.
 
     Returns:
-        a[S], and a proven lower bound on V.
+        a[S], and a proven lower bound on V; None where nothing limits power, and V
+        could be as small as one likes.
     """
     is_kept = np.arange(problem.rounds) >= problem.burn_in
     is_limited = np.isfinite(problem.budget)
     if not is_limited.any():
-        has_power_cap = is_kept & np.isfinite(problem.power_cap)
-        a = np.where(has_power_cap, problem.power_cap, problem.cap)
-        return Allocation(a, 1 / information(problem, a))
+        return _at_power_caps(problem, is_kept)
     budget = problem.budget[is_limited] * (1 - HEADROOM)
     unit = budget.min()
     floor = np.minimum(problem.floor, problem.power_cap) / unit
-    # No round takes more than the smallest budget.
-    kept_high = np.minimum(problem.power_cap / unit, 1.0)
+    # No round takes more than the smallest budget of its senders.
+    budget_of_senders = np.where(problem.active[:, is_limited], budget, np.inf).min(-1)
+    kept_high = np.minimum(problem.power_cap, budget_of_senders) / unit
     program = _LinearProgram(
         value=np.where(is_kept, problem.scale**-2.0, 0.0),
         use=problem.active[:, is_limited].T * (unit / budget)[:, None],
@@ -103,6 +103,14 @@ def most_information(problem: Problem) -> Allocation:
     x = np.clip(solution.x, program.floor, program.high)
     bound = _bound(program, solution.price)
     return Allocation(problem.within_budget(x * unit), float(1 / (unit * bound)))
+
+
+def _at_power_caps(problem: Problem, is_kept: NDArray[np.bool_]) -> Allocation:
+    """Return the most power of the kept rounds, and of the others their caps."""
+    has_power_cap = is_kept & np.isfinite(problem.power_cap)
+    a = np.where(has_power_cap, problem.power_cap, problem.cap)
+    is_optimum = np.array_equal(has_power_cap, is_kept)
+    return Allocation(a, 1 / information(problem, a) if is_optimum else None)
 
 
 def _solve(program: _LinearProgram) -> _LinearSolution:
@@ -119,7 +127,8 @@ def _solve(program: _LinearProgram) -> _LinearSolution:
     minus_largest = -np.ones((kept_rounds, 1))
     below_largest = np.hstack([selection, minus_largest])
     right = np.append(np.ones(devices), np.zeros(kept_rounds))
-    ranges = [*zip(program.floor, program.high, strict=True), (0, 1)]
+    largest_high = max(1.0, float(program.high.max()))
+    ranges = [*zip(program.floor, program.high, strict=True), (0, largest_high)]
     # Scaled such that the solver's tolerance is below what is given away.
     goal = np.append(-program.value, EVENNESS_WEIGHT) / EVENNESS_WEIGHT
     solution = scipy.optimize.linprog(
