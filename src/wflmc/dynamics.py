@@ -132,7 +132,7 @@ class Overdamped:
             L: the largest one.
 
         Returns:
-            The notices, none for most posteriors.
+            An empty list.
         """
         return []
 
@@ -240,13 +240,18 @@ class Overdamped:
             The constants, of the shape of η.
 
         Raises:
-            InputError: a step is out of range, or so small that nothing is forgotten.
+            InputError: a step is out of range, or so near an end of it that nothing is
+                forgotten.
         """
         eta = np.asarray(step_size, dtype=float)
         largest = 2 / L
         is_in_range = (eta > 0) & (eta < largest)
         _check_steps(eta, is_in_range, f"above 0 and below 2/L = {largest:.6g}")
-        distance = np.where(eta <= 2 / (mu + L), eta * mu, 2 - eta * L)
+        is_short = eta <= 2 / (mu + L)
+        distance = np.where(is_short, eta * mu, 2 - eta * L)
+        forgets = distance >= MIN_CONTRACTION
+        expected = f"further below 2/L = {largest:.6g}, where no chain contracts"
+        _check_steps(eta, forgets | is_short, expected)
         expected = (
             "large enough to contract: "
             f"step_size × mu = {distance.min():.3g} is too small"
@@ -256,7 +261,7 @@ class Overdamped:
                 f" (L/mu = {L / mu:.1g}, as of features that are not scaled: "
                 "standardise them)"
             )
-        _check_steps(eta, distance >= MIN_CONTRACTION, expected)
+        _check_steps(eta, forgets, expected)
         gamma = 1 - distance
         return Contraction(
             gamma=gamma,
@@ -679,7 +684,7 @@ class Kinetic(Overdamped):
         Returns:
             The same for the state, [..., 2m].
         """
-        return np.concatenate([matrix, np.zeros_like(matrix)], axis=1)
+        return np.concatenate([matrix, np.zeros_like(matrix)], axis=-1)
 
 
 Dynamics = Overdamped  # a kinetic chain is one with more to it
@@ -732,7 +737,7 @@ def by_name(name: str | Dynamics, friction: float) -> Dynamics:
         The dynamics.
 
     Raises:
-        InputError: no dynamics have that name.
+        InputError: no dynamics have that name, or the friction is not a number.
     """
     if isinstance(name, Dynamics):
         return name

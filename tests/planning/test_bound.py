@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import wflmc
 from wflmc import channel
-from wflmc.dynamics import overdamped
+from wflmc.dynamics import kinetic, overdamped
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
 from ..error_tools import raises_input_error
@@ -77,6 +77,21 @@ def test_contraction_on_both_branches():
     for step in (0.0, -1.0, 2 / 3, 1.0, np.nan):
         with raises_input_error("step_size", "2/L", section="sampler"):
             overdamped().contraction(step, 1.0, 3.0)
+
+
+def test_a_step_just_below_its_limit_is_not_called_too_small():
+    step = 2 / 3 * (1 - 1e-13)
+    with pytest.raises(wflmc.InputError, match=r"further below 2/L = 0\.666667"):
+        overdamped().contraction(step, 1.0, 3.0)
+    with pytest.raises(wflmc.InputError, match="is too small"):
+        overdamped().contraction([0.1, 1e-13], 1.0, 3.0)
+
+
+def test_parameters_are_read_off_several_states_at_once():
+    matrices = np.arange(8.0).reshape(2, 2, 2)
+    state_matrices = kinetic(2.0).readout(matrices)
+    np.testing.assert_array_equal(state_matrices[..., :2], matrices)
+    np.testing.assert_array_equal(state_matrices[..., 2:], np.zeros((2, 2, 2)))
 
 
 def brute_threshold(gains, clip, power, step_size, weight):
