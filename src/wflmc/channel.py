@@ -489,8 +489,8 @@ def _decibel_notices(table: Gains) -> tuple[Notice, ...]:
 class Link(Shown):
     """The uplink that all devices share: fading, signal-to-noise ratio and noise power.
 
-    The channel realisation is a function of `seed` alone; asking for more rounds begins
-    with the same ones.
+    The channel realisation follows from the fading law, the number of devices and
+    `seed`; asking for more rounds begins with the same ones.
     """
 
     fading: Annotated[

@@ -2,7 +2,8 @@
 
 The variable is a[s] = α[s]²/N0, in which noise power drops out: the channel puts
 η²(K/K_a)²/a on the update, device k's budget reads
-Σ_s active[s, k] a[s] ≤ B_k = R_k/(2ℓ_k²), and both power and the noise that Langevin
+Σ_s active[s, k] a[s] ≤ B_k = R_k/(2 s_k²) with s_k half the change that its adjacency
+allows (ℓ_k for a device that is replaced), and both power and the noise that Langevin
 sampling needs are caps on a.
 """
 

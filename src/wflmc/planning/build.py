@@ -106,8 +106,8 @@ def plan(
         step_size: η, above 0 and below 2/L: a number, or one for each of the S_b + S_u
             rounds; with kinetic dynamics h, below 2/√L. Longer steps are a warning
             where L is known to be loose. Where step size, burn-in or samples are left
-            out they are chosen as in `wflmc.planning.defaults`; without a promise of
-            privacy and without `sampler` dynamics are then kinetic.
+            out they are chosen as in `wflmc.planning.defaults`; without a step size, a
+            promise of privacy and `sampler` dynamics are kinetic.
         burn_in: S_b, rounds that are discarded.
         samples: S_u, rounds that are kept.
         sampler: the chain, beyond that.
@@ -434,8 +434,11 @@ class Curvature(NamedTuple):
     L: float
     """The largest curvature; less than the posterior's where `contracts` is false."""
     contracts: bool
-    """Whether L is a bound. A bound that is loose everywhere is no reason to refuse
-    steps that are stable along a chain: these are then taken to be stable."""
+    """Whether steps are below what the posterior's L allows.
+
+    A bound that is loose everywhere is no reason to refuse steps that are stable along
+    a chain: longer ones are then taken to be stable.
+    """
     contraction: Contraction
     """How every round contracts."""
 

@@ -175,9 +175,10 @@ class _ByMatrices:
     def expand(self, v: Array) -> Expansion:
         """Return F, its gradient and a root of its Hessian.
 
-        The gradient of tr(C − 2(C*^½ C C*^½)^½) by C is I − C*^½ X⁻¹ C*^½. Second
-        derivatives of the matrix square root are its divided differences
-        1/(√λ_i + √λ_j) between eigenvalues, one column of J for each pair i ≤ j.
+        With X = (C*^½ C C*^½)^½ the gradient of tr(C − 2X) by C is I − C*^½ X⁻¹ C*^½.
+        Where X² changes by M, the second derivative is
+        Σ_ij M_ij²/(√λ_i √λ_j (√λ_i + √λ_j)) in the eigenvectors of X², whose
+        eigenvalues are λ: one column of J for each pair i ≤ j.
 
         Args:
             v: noise of every round, [S].

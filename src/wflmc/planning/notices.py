@@ -27,7 +27,7 @@ ROUND_NOTICES = (
 )
 """Codes of notices that follow from the rounds of a plan alone."""
 WIDE_NOISE_RATIO = 2.0
-"""Noise over what sampling needs, from which on samples hide the spread."""
+"""Noise over what sampling needs, above which samples spread too widely."""
 NOTHING_GAINED_RATIO = 10
 """Objective over the distance at the start, from which on sampling gains nothing."""
 REPORTED_GAP = 1e-6

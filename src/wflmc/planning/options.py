@@ -62,8 +62,9 @@ class Sampler:
         str | Dynamics,
         Choices(DYNAMICS),
         "overdamped as in the paper; or kinetic, with a velocity: fewer rounds where "
-        "μ and L are far apart. No bound is known for it: `optimized` needs objective "
-        '= "exact", else `noiseless-dp` takes equal parts.',
+        "μ and L are far apart. No bound is known for it: under a promise `optimized` "
+        'needs objective = "exact" or "transcript", and `noiseless-dp` takes equal '
+        "parts without these.",
     ] = "overdamped"
     friction: Annotated[
         float,

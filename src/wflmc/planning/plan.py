@@ -467,8 +467,9 @@ class Plan(Shown):
         """Return L, the smoothness of the cost, as the plan takes it.
 
         It is the posterior's upper bound on the curvature, except where that is known
-        to be loose and the steps exceed 2/L: then it is the largest curvature at which
-        the steps still contract, and `bound` is None.
+        to be loose and the longest step reaches 2/L: then it is 1/η of that step, or
+        2/h² with kinetic dynamics, and `bound` is None. Steps are then stable below
+        twice this curvature.
         """
         return self.context.L
 
@@ -481,9 +482,9 @@ class Plan(Shown):
     def initial_w2_sq(self) -> float:
         """Return W2² between start and posterior, B[0] of the bound.
 
-        It is the public value of the request, or computed from the posterior. It is
-        nan where no bound uses it, and the bound of the round before in a plan by
-        `from_round`. It is computed for chains that start at `init`.
+        It is the public value of the request, or computed from the posterior for chains
+        that start at `init`. It is nan where steps are longer than a loose L allows,
+        and the bound of the round before in a plan by `from_round`.
         """
         return self.context.initial_w2_sq
 

@@ -28,16 +28,16 @@ def transmit_energy(plan: Plan, link: Link) -> Array | None:
 
     A device that sends a gradient of norm ℓ_k with the precoder α (w_k K_a/K)/|ĥ_k|
     puts the energy α² (w_k K_a/K)² ℓ_k²/|ĥ_k|² on the m channel uses of a round; its
-    limit is m P_k with P_k = SNR_k N0. Gradients shorter than the clip take less.
+    limit is P_k = m SNR_k N0. Gradients shorter than the clip take less.
 
     Args:
         plan: of K devices.
         link: the channels that it was made for.
 
     Returns:
-        [K], in units of P_k times one channel use: a device that always transmits at
-        its limit takes `channel_uses(plan)`. In joules it is the energy here times the
-        transmit power in watts over twice the bandwidth in hertz. None on an ideal
+        [K], in units of P_k/m, the limit of one channel use: a device that always
+        transmits at its limit takes `channel_uses(plan)`. In joules it is this times
+        the transmit power in watts over twice the bandwidth in hertz. None on an ideal
         link.
     """
     if not plan.power_share.any():

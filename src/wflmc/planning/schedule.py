@@ -210,7 +210,7 @@ class Rule:
     reach: Array
     """The power limit of a device on a over |h|², P_k/(N0 ℓ_k²), [K]."""
     step_size: ArrayLike
-    """η, one for all rounds or for each, [S]."""
+    """η, or `Dynamics.noise_step` of kinetic steps: one for all rounds, or [S]."""
     weight: float
     """Factor of the excess noise, 1 (paper) or m (corrected)."""
     uncertainty: float = 1.0

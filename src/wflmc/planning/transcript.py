@@ -26,8 +26,8 @@ EVENNESS_WEIGHT = 5e-7
 def information(problem: Problem, a: Array) -> float:
     """Return what the kept rounds together say about the gradient.
 
-    1/V = Σ a (K_a/K)² over the kept rounds: the precision of the mean of their
-    received gradients, in units in which N0 drops out. Rounds of burn-in do not count.
+    1/V = Σ a (K_a/K)² over the kept rounds: the precision of the best weighted mean of
+    their received gradients, as a = α²/N0. Rounds of burn-in do not count.
 
     Args:
         problem: of these rounds.

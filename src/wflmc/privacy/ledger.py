@@ -231,7 +231,7 @@ class Ledger:
 
     Raises:
         InputError: if the file is not a ledger, or has been changed or shortened, or
-            its anchor is missing.
+            its anchor is missing and more is to be written.
         ForeignLedgerError: if it is about other data or another promise.
 
     Examples:

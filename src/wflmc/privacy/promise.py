@@ -323,7 +323,8 @@ class Privacy(Shown):
             ε, [K]; None without a promise, which has no δ to state it at.
 
         Raises:
-            InputError: for a negative loss, or if δ is a list of another length.
+            InputError: for a negative loss or an unknown accountant, or if δ is a list
+                of another length.
         """
         if self.delta is None:
             return None

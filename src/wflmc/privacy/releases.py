@@ -41,10 +41,13 @@ def ideal_link() -> Link:
 
 
 class ReceivedMean(NamedTuple):
-    """A mean over all examples, as the server receives it."""
+    """A mean over all examples, as the server receives it.
+
+    The examples of a device count as much as the device's amplitude allows.
+    """
 
     mean: Array
-    """The received sum over all devices and rounds, divided by N, [n]."""
+    """Received sums, weighted by round, over the weight of all examples in them, [n]."""
     noise_std: float
     """The standard deviation of the noise on each of its entries."""
 
@@ -142,8 +145,8 @@ class ReleaseChannel:
             budget_fraction: of every device's budget, for all of these rounds.
 
         Returns:
-            The sum over devices as the server receives it, averaged over all
-            examples, and its noise.
+            The mean over all examples as the server receives it, in which devices that
+            arrive more weakly count for less, and its noise.
         """
         first = sum(map(len, self.losses))
         block = slice(first, first + rounds)

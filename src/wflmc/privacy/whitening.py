@@ -26,7 +26,8 @@ from wflmc.support.keys import check_key, digest
 Array = NDArray[np.float64]
 
 UNCENTRED_RADIUS_FACTOR = 2.0
-"""Rows are clipped to this many radii about zero, and to one about their mean."""
+"""Rows are clipped to this many radii for their mean and for their squared norms, and
+to a single one, about the released mean, for their products."""
 MEAN_FRACTION = 0.2
 """The part of the release's loss, and of its rounds, that the mean takes."""
 TRACE_FRACTION = 0.05
@@ -105,9 +106,9 @@ def release_whitening(
         posterior: whose features are whitened; in its own coordinates.
         link: the channel, whose rounds from `start` on are used.
         privacy: what devices are promised.
-        clip: the radius b: rows further than 2b from zero, and then further than b
-            from the released mean, are brought there. By default √d, which suits
-            features of about unit size. It has to be public.
+        clip: the radius b. Rows are clipped to 2b for the mean; about the released
+            mean, to 2b for the squared norms and to b for the products. By default √d,
+            which suits features of about unit size. It has to be public.
         budget_fraction: of every device's budget that may be spent, between 0 and 1.
         rounds: fading blocks of the link that the release takes, at least 3, of
             d(d + 1)/2 channel uses each, at the link's power per channel use.
