@@ -21,15 +21,15 @@ from wflmc.privacy import Privacy
 from wflmc.support.notices import Notice, NoticeCode
 
 KINETIC_STEP = 0.5
-"""h√L of kinetic steps up to `FEW_PARAMETERS`.
+"""h√L of kinetic steps up to `MAX_FULL_STEP_DIM` parameters.
 
 The bias of a cost that is not quadratic is then a few percent of a standard deviation.
 """
-FEW_PARAMETERS = 10
-"""Up to so many parameters kinetic steps have their full size.
+MAX_FULL_STEP_DIM = 10
+"""The most parameters for which kinetic steps have their full size.
 
-For m parameters steps are shorter by the fourth root of m/10, as the error of a step
-adds up over them.
+For m of them steps are shorter by the fourth root of m/10, as the error of a step adds
+up over them.
 """
 OVERDAMPED_STEP = 0.4
 """η(μ + L), as in scenarios."""
@@ -159,14 +159,10 @@ def fill_in_chain(
     if step_size is not None and burn_in is not None and samples is not None:
         return ChainSettings(step_size, burn_in, samples, sampler)
     if step_size is None and privacy.epsilon is None and may_be_kinetic:
-        critical_friction = 2 * float(posterior.mu) ** 0.5
-        sampler = replace(sampler, dynamics="kinetic", friction=critical_friction)
-    usual_step = _usual_step(posterior, sampler.motion)
+        sampler = _critically_damped(posterior, sampler)
     if step_size is None:
-        step_size = usual_step
-    # A step size of 0 is refused later.
-    longest_step = float(np.max(np.asarray(step_size))) or usual_step
-    rounds = _usual_rounds(posterior, privacy, sampler.motion, longest_step)
+        step_size = _usual_step(posterior, sampler.motion)
+    rounds = _usual_rounds(posterior, privacy, sampler.motion, step_size)
     return ChainSettings(
         step_size=step_size,
         burn_in=rounds.burn_in if burn_in is None else burn_in,
@@ -175,11 +171,17 @@ def fill_in_chain(
     )
 
 
+def _critically_damped(posterior: Posterior, sampler: Sampler) -> Sampler:
+    """Return the chain with kinetic dynamics of friction 2√μ."""
+    critical_friction = 2 * float(posterior.mu) ** 0.5
+    return replace(sampler, dynamics="kinetic", friction=critical_friction)
+
+
 def _usual_step(posterior: Posterior, motion: Dynamics) -> float:
     """Return the usual step size, η or h."""
     L = float(posterior.L)
     if motion.has_velocity:
-        factor = min(1.0, FEW_PARAMETERS / posterior.dim) ** 0.25
+        factor = min(1.0, MAX_FULL_STEP_DIM / posterior.dim) ** 0.25
         return KINETIC_STEP * factor / L**0.5
     return OVERDAMPED_STEP / (float(posterior.mu) + L)
 
@@ -192,22 +194,25 @@ class _RoundCounts(NamedTuple):
 
 
 def _usual_rounds(
-    posterior: Posterior, privacy: Privacy, motion: Dynamics, step_size: float
+    posterior: Posterior, privacy: Privacy, motion: Dynamics, step_size: ArrayLike
 ) -> _RoundCounts:
-    """Return the usual numbers of rounds for a step size.
+    """Return the usual numbers of rounds for the longest of the step sizes.
 
     Args:
         posterior: the model.
         privacy: the promise, whose budget buys only so many rounds.
         motion: the dynamics.
-        step_size: η or h, the largest of all rounds.
+        step_size: η or h, a number or one for each round. A step size of 0 is refused
+            later, and counts as the usual one here.
     """
     mu = float(posterior.mu)
-    memory = 1 / (step_size * mu)
+    longest_step = float(np.max(np.asarray(step_size)))
+    longest_step = longest_step or _usual_step(posterior, motion)
+    memory = 1 / (longest_step * mu)
     if motion.has_velocity:
         # Rounds in which a direction is forgotten, also of a cost that is not
         # quadratic.
-        memory = 8 / (step_size * mu**0.5)
+        memory = 8 / (longest_step * mu**0.5)
     burn_in = _rounds_of(BURN_IN_MEMORIES * memory)
     samples = _rounds_of(SAMPLES_MEMORIES * memory)
     if privacy.epsilon is None:
@@ -215,7 +220,7 @@ def _usual_rounds(
     privacy = fill_in_example_clip(posterior, privacy)
     sensitivity = privacy.sensitivity(posterior.devices)
     budget = privacy.budget(posterior.devices)
-    budget_fraction = step_size * float((sensitivity**2 / budget).max())
+    budget_fraction = longest_step * float((sensitivity**2 / budget).max())
     affordable = max(MIN_ROUNDS, int(1 / budget_fraction))
     rounds = min(burn_in + samples, affordable)
     burn_in = min(burn_in, rounds // 2)
