@@ -47,7 +47,7 @@ class ReceivedMean(NamedTuple):
     """
 
     mean: Array
-    """Received sums, weighted by round, over the weight of all examples in them, [n]."""
+    """Received sums, weighted by round, over the weight of their examples, [n]."""
     noise_std: float
     """The standard deviation of the noise on each of its entries."""
 
