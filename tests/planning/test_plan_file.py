@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wflmc
+from wflmc.dynamics import kinetic, overdamped
 from wflmc.planning.plan import Certificate, Context, Plan, Rounds, join_plans
 from wflmc.privacy import Privacy
 from wflmc.support import notices
 from wflmc.support.notices import Notice, NoticeCode
 
 from ..error_tools import raises_input_error
+from ..plan_tools import with_context
 
 DEVICES = 5
 GAUSSIAN = wflmc.gaussian_regression(
@@ -232,6 +234,12 @@ def test_every_field_changes_the_checksum(plan):
     for other in others:
         assert other.checksum not in seen
         seen.add(other.checksum)
+
+
+def test_a_friction_is_not_taken_for_noise_of_the_downlink(plan):
+    swinging = with_context(plan, dynamics=kinetic(2.0), downlink_noise=0.0)
+    broadcast = with_context(plan, dynamics=overdamped(), downlink_noise=2.0)
+    assert swinging.digest != broadcast.digest
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])

@@ -756,8 +756,8 @@ class Plan(Shown):
     def digest(self) -> str:
         """Return a short name for all that the plan makes devices and server do.
 
-        It changes with the rounds, the clips, N0, the dynamics, the start and where
-        rounds begin, and not with the certificate or the promise: plans of equal
+        It changes with the rounds, burn-in, the clips, N0, the dynamics, the start and
+        where rounds begin, and not with the certificate or the promise: plans of equal
         digest make equal chains of the same posterior and key.
         """
         numbers = [self.noise_power, self.start, self.burn_in]
@@ -766,13 +766,17 @@ class Plan(Shown):
         for value in (self.downlink_noise, self.rounding):
             if value:
                 numbers.append(value)
-        return digest(
+        facts = [
             *jax.tree.leaves(self.rounds),
             self.clip,
             self.example_clip,
             np.array(numbers),
             self.init.encode(),
-        )
+        ]
+        # Else a friction could be taken for the variance of downlink noise.
+        if self.dynamics.has_velocity:
+            facts.append(self.dynamics.name.encode())
+        return digest(*facts)
 
     @property
     def checksum(self) -> str:
