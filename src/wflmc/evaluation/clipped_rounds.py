@@ -503,7 +503,7 @@ class _Sweeps:
         variance = chain.noise[rounds]
         self.noise = [variance * enters[rounds] for enters in chain.noise_enters]
         self.norm_factors = np.ones((2 + chain.precision.size, self.length))
-        """1, q and Λ E x of a sweep, which `norm_terms` are multiplied by, [2 + d, W]."""
+        """1, q and Λ E x of a sweep, multiplied by `norm_terms`, [2 + d, W]."""
         counts = chain.groups.sizes.tolist()
         single = [1] * len(counts)
         self.mean_recursion = BlockRecursion(counts, self.length, len(self.enters))

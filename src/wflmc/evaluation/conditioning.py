@@ -47,8 +47,8 @@ MAX_SELECTIONS = 20
 DIAGONAL_FROM_DIM = 512
 """Parameters from which on covariances are returned by their diagonals."""
 SECANT_STEP = 0.05
-"""Length of the differences that give a Hessian, of the position's own length or of
-1."""
+"""Half the length of the differences that give a Hessian: a fraction of the root mean
+square of the position's coordinates, or of 1/√m where that is larger."""
 SECANT_BYTES = 2.0**30
 """Memory for the gradients of which differences are taken."""
 SMALLEST_CURVATURE = 1e-9
@@ -136,7 +136,8 @@ def central_interval(draws: NDArray[np.floating], level: float) -> tuple[Array, 
         The lower and the upper ends, each [chain, m].
     """
     ends = [(1 - level) / 2, (1 + level) / 2]
-    lower, upper = np.quantile(np.asarray(draws, dtype=float), ends, axis=1)
+    values = np.asarray(draws, dtype=float)
+    lower, upper = np.quantile(values, ends, axis=1)
     return lower, upper
 
 
@@ -328,14 +329,16 @@ class _Reception(NamedTuple):
             moments: whose number of examples says how data are split.
         """
         weights = [transcript.group_means(plan.weight_received) for plan in plans]
-        counts = np.asarray(moments.examples, dtype=float)
-        sizes = np.broadcast_to(counts, (plans[0].devices,))
+        device_clip, _ = plans[0].clips_at
+        examples = np.asarray(moments.examples, dtype=float)
+        sizes = np.broadcast_to(examples, plans[0].devices)
+        precision = 1 / transcript.noise
         return cls(
             position=_chains_first(transcript.position),
             gradient=_chains_first(transcript.gradient),
-            precision=_chains_first(1 / transcript.noise),
+            precision=_chains_first(precision),
             weight=np.stack(weights, dtype=float),
-            clip=np.minimum(plans[0].clips_at[0], LARGEST_CLIP),
+            clip=np.minimum(device_clip, LARGEST_CLIP),
             data_fraction=sizes / sizes.sum(),
         )
 
@@ -365,12 +368,15 @@ class _Reception(NamedTuple):
             used: which rounds are used, [chain, round].
         """
         weight = self.weights(used)
-        linear = self.position @ (moments.gram + moments.prior) - self.gradient
-        mean_weight = (weight[:, None] @ self.weight)[:, 0]
+        hessian = moments.gram + moments.prior
+        linear = self.position @ hessian - self.gradient
+        averaged = weight[:, None] @ self.weight
+        mean_weight = averaged[:, 0]
+        squared_error = (mean_weight - 1) ** 2
         return _Estimate(
             linear=np.einsum("cs,csm->cm", weight, linear),
             noise=self._noise(used),
-            extra=(mean_weight - 1) ** 2 @ self.data_fraction,
+            extra=squared_error @ self.data_fraction,
         )
 
     def clipping(self, moments: Moments, mean: Array) -> _ExpectedClipping:
@@ -378,9 +384,10 @@ class _Reception(NamedTuple):
 
         At a distance d from θ, taken to be `mean`, the gradient of a device with a
         fraction q of the data has mean q H d and covariance
-        q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features. Its squared norm is
-        taken to be normal. The bias is at most what clipping takes off all norms
-        together.
+        q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features; in the last term H d
+        stands for G d, from which it differs by the prior alone. For the fraction its
+        squared norm is taken to be normal, for the bias its norm. The bias is at most
+        what clipping takes off all norms together.
 
         Args:
             moments: of the data.
@@ -603,10 +610,11 @@ def _check_curvature(hessian: Array) -> None:
     Curvatures are compared whatever the scales of the parameters.
     """
     diagonal = np.diagonal(hessian, axis1=1, axis2=2)
-    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
+    positive = np.maximum(diagonal, np.finfo(float).tiny)
+    scale = 1 / np.sqrt(positive)
     scaled = hessian * scale[:, :, None] * scale[:, None]
-    smallest = np.linalg.eigvalsh(scaled)[:, 0]
-    if not np.all(smallest > SMALLEST_CURVATURE):
+    eigenvalues = np.linalg.eigvalsh(scaled)
+    if not np.all(eigenvalues[:, 0] > SMALLEST_CURVATURE):
         raise InputError(
             "posterior",
             Fault("has a direction without curvature at the mean of a chain"),
@@ -623,8 +631,9 @@ def _without_negative(matrices: Array) -> Array:
 def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]:
     """Return Λ[..., m, m] and λ[..., m] with −log p(φ) ≈ φᵀΛφ/2 − λᵀφ + constant.
 
-    Regressions have a normal prior around 0. Of a custom model, Λ is the Hessian of
-    −log p at middle[chain, m], and λ makes the gradient there that of the prior.
+    Regressions have a normal prior around 0, and so has any other model, with the
+    variance `prior_power`. Of a custom model, Λ is the Hessian of −log p at
+    middle[chain, m], and λ makes the gradient there that of the prior.
     """
     if isinstance(posterior, CustomPosterior):
         positions = jnp.asarray(middle, jnp.float32)
@@ -683,9 +692,12 @@ def _gradient_sums(
     """
     weight = jnp.ones(posterior.devices)
     clip = jnp.full(posterior.devices, jnp.inf)
-    return jax.vmap(
-        lambda phi: posterior.clipped_sum(phi, weight, clip, None, example_clip)[0]
-    )(points)
+
+    def gradient_sum(phi: jax.Array) -> jax.Array:
+        total, _ = posterior.clipped_sum(phi, weight, clip, None, example_clip)
+        return total
+
+    return jax.vmap(gradient_sum)(points)
 
 
 def _select_rounds(
@@ -723,8 +735,9 @@ def _draw(generator: np.random.Generator, law: Gaussian, draws: int) -> Array:
     """Return draws[chain, draw, m] of a law."""
     chains, dim = law.mean.shape
     shocks = generator.standard_normal((chains, draws, dim))
-    root = np.linalg.cholesky(law.covariance).swapaxes(1, 2)
-    return np.asarray(law.mean[:, None] + shocks @ root)
+    root = np.linalg.cholesky(law.covariance)
+    deviations = shocks @ root.swapaxes(1, 2)
+    return np.asarray(law.mean[:, None] + deviations)
 
 
 @without_data
@@ -854,11 +867,17 @@ def _evidence_cost(
     dim = grams.shape[1]
     prior_linear = np.broadcast_to(moments.prior_linear, dim)
     prior_mean = np.linalg.solve(moments.prior, prior_linear)
-    of_prior = grams @ np.linalg.solve(moments.prior, grams)
-    spread = of_prior + (1 + chain.extra) * grams + chain.noise * np.eye(dim)
-    surprise = linear - prior_linear - grams @ prior_mean
-    scaled = np.linalg.solve(spread, surprise[..., None])[..., 0]
-    return (surprise * scaled).sum(1) + np.linalg.slogdet(spread)[1]
+    # Given G, b̂ is normal with this mean and the covariance GΛ⁻¹G + (1 + c)G + V I.
+    expected = grams @ prior_mean
+    of_parameters = grams @ np.linalg.solve(moments.prior, grams)
+    of_data = (1 + chain.extra) * grams
+    of_noise = chain.noise * np.eye(dim)
+    covariance = of_parameters + of_data + of_noise
+    surprise = linear - prior_linear - expected
+    scaled = np.linalg.solve(covariance, surprise[..., None])
+    square = (surprise * scaled[..., 0]).sum(1)
+    _, log_determinant = np.linalg.slogdet(covariance)
+    return square + log_determinant
 
 
 def _in_parameters(moments: Moments, law: Gaussian) -> Gaussian:

@@ -7,6 +7,7 @@ calibration draws parameters from the prior and data from the model, runs the pl
 counts.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
@@ -118,28 +119,30 @@ def simulated_coverage(
         trace that they come from.
 
     Raises:
-        InputError: if the posterior is no linear regression, or the plans are kinetic.
+        InputError: if the posterior is no linear regression, or a plan is kinetic.
     """
-    if not isinstance(posterior, GaussianPosterior) or plans[0].dynamics.has_velocity:
+    has_velocity = any(plan.dynamics.has_velocity for plan in plans)
+    if not isinstance(posterior, GaussianPosterior) or has_velocity:
         raise InputError(
             "posterior",
             type(posterior).__name__,
             "a linear regression with overdamped plans",
         )
-    plans_of_data_sets = [plans[index % len(plans)] for index in range(data_sets)]
+    in_turns = itertools.cycle(plans)
+    plans_of_data_sets = list(itertools.islice(in_turns, data_sets))
     simulated = _simulate_data(key, posterior, data_sets)
     trace = _run_chains(key, posterior, simulated.linear, plans_of_data_sets)
     noise_aware_law = noise_aware(trace, moments or posterior)
     chain_intervals = [central_interval(trace.theta, level) for level in LEVELS]
     aware_intervals = [noise_aware_law.interval(level) for level in LEVELS]
-    chain_counts = _count(chain_intervals, simulated.parameters, posterior)
-    aware_counts = _count(aware_intervals, simulated.parameters, posterior)
+    of_chains = _count(chain_intervals, simulated.parameters, posterior)
+    of_noise_aware = _count(aware_intervals, simulated.parameters, posterior)
     return Coverage(
-        chain=chain_counts.is_inside.mean((-1, -2)),
-        noise_aware=aware_counts.is_inside.mean((-1, -2)),
-        error=aware_counts.is_inside.mean(-1).std(-1) / data_sets**0.5,
-        chain_width=chain_counts.width.mean((-1, -2)),
-        noise_aware_width=aware_counts.width.mean((-1, -2)),
+        chain=of_chains.fraction,
+        noise_aware=of_noise_aware.fraction,
+        error=of_noise_aware.error,
+        chain_width=of_chains.mean_width,
+        noise_aware_width=of_noise_aware.mean_width,
         trace=trace,
         result=noise_aware_law,
         truth=simulated.parameters,
@@ -163,13 +166,15 @@ def _simulate_data(
     data_sets: int,
 ) -> _SimulatedData:
     """Draw parameters from the prior, and outcomes for the posterior's features."""
+    features = posterior.features
     keys = chain_keys(key, jnp.arange(data_sets), "truth")
     truth = jax.vmap(posterior.draw_initial)(keys)
-    is_real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
-    outcomes = np.einsum("knm,dm->dkn", posterior.features, np.asarray(truth))
+    outcomes = np.einsum("knm,dm->dkn", features, np.asarray(truth))
     generator = host_generator(key, "data")
-    outcomes += is_real * generator.standard_normal(outcomes.shape)
-    linear = np.einsum("knm,dkn->dkm", posterior.features, outcomes)
+    noise = generator.standard_normal(outcomes.shape)
+    is_real = np.arange(features.shape[1]) < posterior.sizes[:, None]
+    outcomes += is_real * noise
+    linear = np.einsum("knm,dkn->dkm", features, outcomes)
     return _SimulatedData(
         parameters=np.asarray(posterior.parameters(truth)),
         linear=jnp.asarray(linear, jnp.float32),
@@ -180,12 +185,15 @@ def _simulate_data(
 class _DataSets(NamedTuple):
     """A linear regression whose chains have outcomes of their own: the model.
 
-    As the axes of the model over which chains are batched: None and 0.
+    `BlockProgram.model_axes` takes the same value with axes in place of arrays, as
+    `jax.vmap` does: None for the posterior, which all chains have in common, and 0 for
+    `linear`, of which each has its own.
     """
 
     posterior: GaussianPosterior | None
+    """With features, devices and prior; its own outcomes are not used."""
     linear: jax.Array | int
-    """[data set, K, m]."""
+    """X_kᵀ y_k of every device, [data set, K, m]."""
 
 
 def _step_of_data_set(
@@ -256,21 +264,25 @@ def _trace_of(
     """Return the trace of a block of all rounds, with its transcript."""
     rounds = len(plans[0].rounds)
     burn_in = plans[0].burn_in
+    info = block.info
     noise = reception_noise(plans, slice(None))
-    received = np.asarray(block.info.received)
+    received = np.asarray(info.received)
+    gradient = noise.scale[..., None] * received
     transcript = Transcript(
-        position=np.asarray(block.info.gradient_position),
-        gradient=noise.scale[..., None] * received,
+        position=np.asarray(info.gradient_position),
+        gradient=gradient,
         noise=noise.variance,
         start=np.arange(rounds),
         rounds=rounds,
     )
-    clip_rate = np.asarray(block.info.clip_rate)
-    draws = np.asarray(block.draws).swapaxes(0, 1)
+    clip_rate = np.asarray(info.clip_rate)
+    kept_clip_rate = clip_rate[burn_in:]
+    burn_in_clip_rate = clip_rate[:burn_in]
+    draws = np.asarray(block.draws)
     return Trace(
-        theta=posterior.parameters(draws),
-        clip_rate=clip_rate[burn_in:].T,
-        burn_in_clip_rate=clip_rate[:burn_in].mean(1),
+        theta=posterior.parameters(draws.swapaxes(0, 1)),
+        clip_rate=kept_clip_rate.T,
+        burn_in_clip_rate=burn_in_clip_rate.mean(1),
         warmup=None,
         plans=tuple(plans),
         transcript=transcript,
@@ -285,6 +297,23 @@ class _Counts(NamedTuple):
     width: Array
     """Over that of the exact posterior's interval, [level, data set, m]."""
 
+    @property
+    def fraction(self) -> Array:
+        """The fraction of data sets and parameters that intervals contain, [level]."""
+        return self.is_inside.mean((-1, -2))
+
+    @property
+    def error(self) -> Array:
+        """The standard error of `fraction`, over data sets, [level]."""
+        of_data_sets = self.is_inside.mean(-1)
+        data_sets = of_data_sets.shape[-1]
+        return of_data_sets.std(-1) / data_sets**0.5
+
+    @property
+    def mean_width(self) -> Array:
+        """The mean of `width`, [level]."""
+        return self.width.mean((-1, -2))
+
 
 def _count(
     intervals: Sequence[Interval],
@@ -292,12 +321,16 @@ def _count(
     posterior: GaussianPosterior,
 ) -> _Counts:
     """Compare the intervals of every level with parameters[data set, m]."""
-    lower = np.array([interval[0] for interval in intervals])
-    upper = np.array([interval[1] for interval in intervals])
-    deviation = np.sqrt(np.diagonal(posterior.exact.covariance))
-    widths = 2 * ndtri((1 + np.array(LEVELS)) / 2)
-    exact_width = np.outer(widths, deviation)
+    lower_ends, upper_ends = zip(*intervals, strict=True)
+    lower = np.array(lower_ends)
+    upper = np.array(upper_ends)
+    variance = np.diagonal(posterior.exact.covariance)
+    upper_probability = (1 + np.array(LEVELS)) / 2
+    normal_width = 2 * ndtri(upper_probability)
+    exact_width = np.outer(normal_width, np.sqrt(variance))
+    is_above = lower < parameters
+    is_below = parameters < upper
     return _Counts(
-        is_inside=(lower < parameters) & (parameters < upper),
+        is_inside=is_above & is_below,
         width=(upper - lower) / exact_width[:, None],
     )
