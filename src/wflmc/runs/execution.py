@@ -68,7 +68,7 @@ from wflmc.support import errors
 from wflmc.support.errors import InputError, conflict, missing
 from wflmc.support.keys import secret_key, seeded
 from wflmc.support.progress import ProgressBar
-from wflmc.support.storage import FULL, read_array, replacing, write_text
+from wflmc.support.storage import FULL_DISK_ERRORS, read_array, replacing, write_text
 
 Say = Callable[[str], None]
 Result = tuple[Scenario, JsonObject, Evaluation, list[Path]]
@@ -156,7 +156,7 @@ def run_scenario(
         if task.folder is None or _settings(task.folder) is None:
             raise
         hint = f"wflmc run --resume {task.folder} goes on with this run"
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS:
             raise errors.UnfinishedError(
                 f"{error.strerror}: {error.filename or task.folder}; {hint}."
             ) from None

@@ -266,7 +266,7 @@ def _own_model(section: PosteriorSection) -> Posterior:
             section.preconditioner,
             "none: a model of your own brings its own",
         )
-    posterior = plugins.build_own_model(
+    posterior = plugins.build_custom_model(
         section.model, section.model_dump(exclude_unset=True)
     )
     check_posterior(posterior)

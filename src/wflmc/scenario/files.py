@@ -18,7 +18,7 @@ from wflmc.scenario.gains import split_variable
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 from wflmc.support.delimited import TextRow, parse_finite, split_rows
 from wflmc.support.errors import InputError
-from wflmc.support.plugins import is_own_model
+from wflmc.support.plugins import is_file_model
 from wflmc.support.storage import read_arrays, read_lines
 
 Labels = Literal["numbers", "text", "inferred"]
@@ -104,7 +104,7 @@ def _paths(scenario: Scenario) -> dict[str, str]:
         paths["posterior.data"] = section.data
     if is_data_path(section.whiten_from):
         paths["posterior.whiten_from"] = section.whiten_from
-    if is_own_model(section.model):
+    if is_file_model(section.model):
         paths["posterior.model"] = section.model
     return paths
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from wflmc.support.declarations import Choices, DeclaredField, Interval, declared_fields
-from wflmc.support.plugins import is_own_model, known_names, names
+from wflmc.support.plugins import describe_names, is_file_model, names
 
 T = TypeVar("T")
 
@@ -108,10 +108,10 @@ def registered_name(group: str, *builtin: str) -> Any:
     def check(name: str) -> str:
         if name in builtin or name in names(group):
             return name
-        if group == "models" and is_own_model(name):
+        if group == "models" and is_file_model(name):
             return name
         files = ("FILE.py:FUNCTION",) if group == "models" else ()
-        allowed = known_names(group, (*builtin, *files))
+        allowed = describe_names(group, (*builtin, *files))
         raise PydanticCustomError("unknown_name", f"Input should be {allowed}")
 
     return Annotated[str, AfterValidator(check)]

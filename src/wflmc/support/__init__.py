@@ -1,1 +1,1 @@
-"""What everything else stands on: keys, errors, files, progress, plugins, linear recursions."""
+"""The base of all packages: keys, errors, files, progress, plugins and recursions."""

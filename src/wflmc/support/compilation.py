@@ -22,7 +22,7 @@ WORKERS = 2
 class Compiler:
     """Compiles programs while others run; a context in which they are asked for.
 
-    Programs that nobody has waited for at its end, as after an error, are given up.
+    Programs that nobody has waited for at its end, as after an error, are abandoned.
     """
 
     def __init__(self) -> None:
@@ -43,28 +43,33 @@ class Compiler:
         self,
         function: Callable[Arguments, Result],
         *arguments: Arguments.args,
-        **named: Arguments.kwargs,
+        **keywords: Arguments.kwargs,
     ) -> "Program[Arguments, Result]":
-        """Trace a function now and have it compiled meanwhile.
+        """Trace a function, and have it compiled in another thread.
+
+        Tracing happens before this returns, so that the function sees the settings of
+        the calling thread, such as its precision.
 
         Args:
             function: of pytrees of arrays.
             *arguments: of the shapes and types that it will be called with.
-            **named: the same by name.
+            **keywords: the same by name.
 
         Returns:
             The function for such arguments.
         """
-        lowered = jax.jit(function).lower(*arguments, **named)
+        lowered = jax.jit(function).lower(*arguments, **keywords)
         return Program(self._pool.submit(lowered.compile))
 
 
 class Program(Generic[Arguments, Result]):
-    """A function for arguments of fixed shapes and types, which may still be compiled."""
+    """A function for arguments of fixed shapes, perhaps still being compiled."""
 
     def __init__(self, compiled: "Future[jax.stages.Compiled]") -> None:
         self._compiled = compiled
 
-    def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def __call__(
+        self, *arguments: Arguments.args, **keywords: Arguments.kwargs
+    ) -> Result:
         """Wait until it is compiled, and run it."""
-        return self._compiled.result()(*arguments, **named)
+        return self._compiled.result()(*arguments, **keywords)

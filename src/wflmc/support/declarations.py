@@ -9,8 +9,9 @@ limits and a description in `typing.Annotated`. Two things are made from that:
 >>> @dataclass(frozen=True)
 ... class Antenna:
 ...     tilt: Annotated[float, Interval(minimum=0, below=90), "In degrees."] = 10.0
->>> [(field.name, field.default, str(field.interval)) for field in declared_fields(Antenna)]
-[('tilt', 10.0, 'at least 0 and below 90')]
+>>> (tilt,) = declared_fields(Antenna)
+>>> tilt.name, tilt.default, str(tilt.interval)
+('tilt', 10.0, 'at least 0 and below 90')
 """
 
 import dataclasses
@@ -50,7 +51,11 @@ class Interval:
     per_device: bool = False
 
     def contains(self, numbers: np.ndarray) -> bool:
-        """Return whether it has all of these numbers; nan is in none."""
+        """Return whether all of these numbers are allowed.
+
+        Numbers are an array of any shape. An interval never allows nan, and an empty
+        array has no number to refuse. Infinity is allowed where no end excludes it.
+        """
         lowest = -math.inf if self.minimum is None else self.minimum
         highest = math.inf if self.maximum is None else self.maximum
         within = (numbers >= lowest) & (numbers <= highest)
@@ -69,10 +74,8 @@ class Interval:
             "at most": self.maximum,
             "below": self.below,
         }
-        parts = [
-            f"{word} {_short(end)}" for word, end in ends.items() if end is not None
-        ]
-        return " and ".join(parts)
+        limits = {words: end for words, end in ends.items() if end is not None}
+        return " and ".join(f"{words} {_short(end)}" for words, end in limits.items())
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Choices:
     """The names that a field may have.
 
     Args:
-        names: our own.
+        names: those of this package.
         group: of entry points, `wflmc.<group>`, by which other packages add names;
             empty where there is none.
     """
@@ -139,20 +142,20 @@ class DeclaredField:
         """Refuse what is no number, or a number out of range."""
         numbers = np.asarray(value)
         right_kind = numbers.dtype.kind in ("iu" if self.kind is int else "fiu")
-        one_each = interval.per_device and numbers.ndim == 1 and numbers.size > 0
-        right_shape = numbers.ndim == 0 or one_each
+        is_list = numbers.ndim == 1 and numbers.size > 0
+        right_shape = numbers.ndim == 0 or (interval.per_device and is_list)
         if not (right_kind and right_shape and interval.contains(numbers)):
-            raise InputError(self.name, value, self._allowed_numbers(interval), section)
+            raise InputError(self.name, value, self._requirement(interval), section)
 
-    def _allowed_numbers(self, interval: Interval) -> str:
-        """Return which numbers are allowed, in words."""
+    def _requirement(self, interval: Interval) -> str:
+        """Return which numbers are allowed, as the end of a sentence "must be ..."."""
         kind = "a whole number" if self.kind is int else "a number"
-        of = " of" if str(interval).startswith("at ") else ""
-        each = ", or one for each device" if interval.per_device else ""
-        return f"{kind}{of} {interval}{each}"
+        preposition = " of" if str(interval).startswith("at ") else ""
+        alternative = ", or one for each device" if interval.per_device else ""
+        return f"{kind}{preposition} {interval}{alternative}"
 
     def _check_choice(self, value: object, choices: Choices, section: str) -> None:
-        """Refuse a name that is none of ours and none that a package registers."""
+        """Refuse a name that is neither built in nor registered by a package."""
         if not isinstance(value, str) and self.kind is not str:
             return  # a value that the name would stand for
         if isinstance(value, str) and value in choices.names:
@@ -160,23 +163,30 @@ class DeclaredField:
         if not choices.group:
             raise unknown(self.name, value, choices.names, section)
         if value not in plugins.names(choices.group):
-            allowed = plugins.known_names(choices.group, choices.names)
-            raise InputError(self.name, value, allowed, section)
+            requirement = plugins.describe_names(choices.group, choices.names)
+            raise InputError(self.name, value, requirement, section)
 
 
 @functools.cache
 def declared_fields(kind: type) -> tuple[DeclaredField, ...]:
-    """Return the fields of a dataclass with what their annotations declare."""
+    """Return the fields of a dataclass with what their annotations declare.
+
+    They come in the order of the class, also those whose annotation declares neither
+    limits nor choices. A class is read once, and the result is kept.
+    """
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(
-        _declared(field, hints[field.name]) for field in dataclasses.fields(kind)
-    )
+    fields = dataclasses.fields(kind)
+    return tuple(_declared(field, hints[field.name]) for field in fields)
 
 
 def check_fields(value: object) -> None:
     """Refuse a dataclass of which some field has a value that its declaration forbids.
 
     The section of errors is the name of the class in lower case: `link` for a `Link`.
+    Fields are checked in their order, each by itself.
+
+    Args:
+        value: an instance of a dataclass.
 
     Raises:
         InputError: names the first such field.
@@ -188,7 +198,17 @@ def check_fields(value: object) -> None:
 
 
 def documented(kind: type[T]) -> type[T]:
-    """Add the descriptions of its fields to the docstring of a dataclass, as `Args`."""
+    """Add the descriptions of its fields to the docstring of a dataclass, as `Args`.
+
+    A decorator for classes that declare their fields: `help` and the documentation
+    then show what scenario files and the Python API have in common.
+
+    Args:
+        kind: the class, which is changed.
+
+    Returns:
+        The same class.
+    """
     entries = "\n".join(_entries(kind))
     kind.__doc__ = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nArgs:\n{entries}\n"
     return kind
@@ -208,19 +228,24 @@ def _declared(field: "dataclasses.Field[object]", hint: object) -> DeclaredField
     """Return one field, its annotation taken apart."""
     metadata: tuple[object, ...] = ()
     if get_origin(hint) is Annotated:
-        hint, *rest = get_args(hint)
-        metadata = tuple(rest)
+        hint, *items = get_args(hint)
+        metadata = tuple(items)
     kind, optional = _without_none(hint)
     return DeclaredField(
         name=field.name,
         kind=kind,
         default=field.default,
-        description=next((item for item in metadata if isinstance(item, str)), ""),
-        interval=next((item for item in metadata if isinstance(item, Interval)), None),
-        choices=next((item for item in metadata if isinstance(item, Choices)), None),
+        description=_first_of(str, metadata) or "",
+        interval=_first_of(Interval, metadata),
+        choices=_first_of(Choices, metadata),
         optional=optional,
-        in_files=not any(isinstance(item, NotInFiles) for item in metadata),
+        in_files=_first_of(NotInFiles, metadata) is None,
     )
+
+
+def _first_of(kind: type[T], items: tuple[object, ...]) -> T | None:
+    """Return the first item of a type; None where there is none."""
+    return next((item for item in items if isinstance(item, kind)), None)
 
 
 def _without_none(hint: object) -> tuple[object, bool]:
@@ -228,8 +253,8 @@ def _without_none(hint: object) -> tuple[object, bool]:
     if get_origin(hint) not in (Union, types.UnionType):
         return hint, False
     kinds = get_args(hint)
-    others = tuple(kind for kind in kinds if kind is not types.NoneType)
-    return Union[others], len(others) < len(kinds)  # noqa: UP007
+    remaining = tuple(kind for kind in kinds if kind is not types.NoneType)
+    return Union[remaining], len(remaining) < len(kinds)  # noqa: UP007
 
 
 def _short(number: float) -> str:

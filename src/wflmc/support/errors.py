@@ -130,12 +130,12 @@ class Shown:
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
     def _fact_texts(self) -> list[tuple[str, str]]:
-        """Return the name and the text of every fact; none where they cannot be read."""
+        """Return the name and the text of every fact; none if they cannot be read."""
         try:
             facts = self._facts().items()
             return [(name, _text(value)) for name, value in facts if value is not None]
         except Exception:
-            # JAX puts other objects in the place of arrays and shows them in its errors.
+            # JAX puts other objects in the place of arrays, and its errors show them.
             return []
 
 
@@ -240,7 +240,7 @@ class InputError(ValueError):
         return self._sentence(self.key)
 
     def of_section(self, section: str, names: Collection[str]) -> "InputError":
-        """Return the error as one about a key of a section, if that has one of this name.
+        """Return the error as one about a key of a section, if that has such a key.
 
         Args:
             section: such as `posterior`.
@@ -340,7 +340,7 @@ def unknown(
         key: the argument that has the name.
         value: the name that was passed.
         names: the valid ones, in the order in which the sentence lists them.
-        section: of a scenario in which the argument is a key; empty where there is none.
+        section: of a scenario that has it as a key; empty where there is none.
 
     Returns:
         The error, to be raised by the caller.
@@ -357,7 +357,7 @@ def wrong_length(
         key: the argument.
         value: the list.
         devices: K.
-        section: of a scenario in which the argument is a key; empty where there is none.
+        section: of a scenario that has it as a key; empty where there is none.
 
     Returns:
         The error, to be raised by the caller.
@@ -386,7 +386,7 @@ class SamplingError(RuntimeError):
 
 
 class UnfinishedError(RuntimeError):
-    """Work that other processes could not finish; the sentence says why and what to do."""
+    """Work that other processes could not finish; the sentence says what to do."""
 
 
 class OverspendError(RuntimeError):

@@ -105,10 +105,17 @@ class Notice:
 
 
 def texts(notices: Iterable[Notice]) -> tuple[str, ...]:
-    """Return the texts of notices, in their order."""
+    """Return the texts of notices, in their order, for people to read.
+
+    Each is one or a few complete sentences.
+    """
     return tuple(notice.text for notice in notices)
 
 
 def codes(notices: Iterable[Notice]) -> tuple[str, ...]:
-    """Return the codes of notices, in their order."""
+    """Return the codes of notices, in their order, for programs to decide by.
+
+    A code is a plain text here, also where it is a member of `NoticeCode`; a code may
+    occur several times.
+    """
     return tuple(str(notice.code) for notice in notices)

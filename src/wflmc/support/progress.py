@@ -9,7 +9,17 @@ ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None
 
 @contextmanager
 def progress_bar(task: str, total: int) -> Iterator[Callable[[float], None]]:
-    """Show a bar with the time left on a terminal, nothing elsewhere; yield a function that sets what is done."""
+    """Show a bar with the remaining time on a terminal, and nothing elsewhere.
+
+    The bar is on standard error, and disappears at the end.
+
+    Args:
+        task: words that stand before the bar.
+        total: how many steps the task has.
+
+    Yields:
+        A function that sets how many steps are done, which may be a fraction.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -30,4 +40,8 @@ def progress_bar(task: str, total: int) -> Iterator[Callable[[float], None]]:
         *columns, console=console, disable=not console.is_terminal, transient=True
     ) as bar:
         row = bar.add_task(task, total=total)
-        yield lambda done: bar.update(row, completed=done)
+
+        def advance(completed: float) -> None:
+            bar.update(row, completed=completed)
+
+        yield advance

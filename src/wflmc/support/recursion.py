@@ -12,17 +12,25 @@ from scipy.linalg.lapack import dtbtrs
 def first_order(
     increments: ArrayLike, factor: float | NDArray[np.float64], start: float = 0.0
 ) -> NDArray[np.float64]:
-    """v[s] = factor[s]·v[s−1] + increments[s] along the first axis, with v[−1] = start and |factor| ≤ 1.
+    """Return v[s] = factor[s]·v[s−1] + increments[s] along the first axis.
 
-    It is a triangular system with two bands, which BLAS solves by the recursion itself (for many columns LAPACK
-    does, where nothing is pivoted because no factor exceeds the unit diagonal).
+    It is a triangular system with two bands, which BLAS solves by the recursion itself.
+    For several columns LAPACK does, where nothing is pivoted because no factor exceeds
+    the unit diagonal.
+
+    Args:
+        increments: [S, ...], real or complex, with S of at least 1.
+        factor: a number, or one for every step, [S]; its absolute value is at most 1.
+        start: v[−1], the value before the first step.
+
+    Returns:
+        v[0..S−1], [S, ...].
     """
     right = np.array(increments)
-    factors = (
-        factor if isinstance(factor, np.ndarray) else np.full(right.shape[0], factor)
-    )
+    steps = right.shape[0]
+    factors = factor if isinstance(factor, np.ndarray) else np.full(steps, factor)
     right[0] += factors[0] * start
-    bands = np.ones((2, right.shape[0]), order="F")
+    bands = np.ones((2, steps), order="F")
     bands[1, :-1] = -factors[1:]
     if right.ndim == 1 and right.dtype == np.float64:
         return np.asarray(dtbsv(1, bands, right, lower=1, diag=1))
@@ -30,10 +38,20 @@ def first_order(
 
 
 def backward(increments: ArrayLike, factor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The transpose: v[s] = factor[s+1]·v[s+1] + increments[s], with nothing after the last."""
-    return first_order(
-        np.asarray(increments)[::-1], np.concatenate([factor[:1], factor[:0:-1]])
-    )[::-1]
+    """Return v[s] = factor[s+1]·v[s+1] + increments[s], with 0 after the last step.
+
+    As a linear map of the increments it is the transpose of `first_order`.
+
+    Args:
+        increments: [S, ...].
+        factor: of every step, [S]; that of the first step is not used.
+
+    Returns:
+        v[0..S−1], [S, ...].
+    """
+    reversed_increments = np.asarray(increments)[::-1]
+    reversed_factors = np.concatenate([factor[:1], factor[:0:-1]])
+    return first_order(reversed_increments, reversed_factors)[::-1]
 
 
 Entries = Sequence[Sequence[NDArray[np.float64]]]
@@ -71,6 +89,9 @@ class BlockRecursion:
             matrix: A of every group and step, by row and column.
             increments: every entry of b, [i, S] each.
             start: x[0], [i, n].
+
+        Returns:
+            The vectors of every sequence. One that overflows ends in inf or nan.
         """
         path = np.empty(self.shape)
         path[:, 0] = start
@@ -84,7 +105,7 @@ class BlockRecursion:
         if not self.has_single_sequences:
             return self._solve_by_group(path)
         solution = _solve(self.bands, path)
-        # From one sequence to the next all bands are 0, and 0 · inf is passed on as nan.
+        # Bands are 0 from one sequence to the next, and 0 · inf is passed on as nan.
         if np.isfinite(solution[-1, -1, -1]):
             return solution
         return self._solve_by_group(path)

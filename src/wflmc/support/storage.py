@@ -1,4 +1,8 @@
-"""Files written whole or not at all, folders with one writer at a time, and arrays from anywhere."""
+"""Files that are complete or absent, folders with one writer, and arrays of any origin.
+
+A file takes its name only when all of it is on the disk. Readers of arrays check sizes
+before they unpack anything, since a file may come from somebody else.
+"""
 
 import errno
 import hashlib
@@ -26,8 +30,8 @@ locked byte, which is the first one."""
 MAX_HOLDER_DIGITS = 20
 """No process number has more digits."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the errors that a full disk, a quota and a limit on the size of files give."""
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a full disk, a quota, and a limit on the size of files."""
 
 MAX_EXPANDED_BYTES = 2**30
 """What arrays may take in memory, however small their file: any machine has as much."""
@@ -38,6 +42,11 @@ Deflate packs zeros a thousand times, images in float64 some 20 times. Of sparse
 more than 1 GiB, `numpy.savez` writes a file that is not packed.
 """
 NPY = ".npy"
+"""Ends the name of an array in an .npz file."""
+SHARED_MODE = 0o077
+"""Bits of a file's mode by which others than its owner may use it."""
+DISK_BLOCK_BYTES = 512
+"""The unit in which a system counts the space that a file takes."""
 PART = ".part"
 """Ends the name of a file that is being written."""
 Arrays = Mapping[str, np.ndarray]
@@ -47,13 +56,28 @@ DIGEST = "digest"
 
 
 def _no_link(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file, but not what a link of its name points to: others may write to the folder, too."""
+    """Open a file, but none that a symbolic link of its name points to.
+
+    Others may write to the folder, too, and could have put a link there.
+    """
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
 
 
 @contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Give an OSError raised inside the name of the file that it is about: writing to an open file tells none."""
+    """Add the name of a file to an OSError raised inside that has none.
+
+    Errors of writing to an open file, such as that of a full disk, do not name it.
+
+    Args:
+        path: of the file.
+
+    Yields:
+        Nothing, while errors are completed.
+
+    Raises:
+        OSError: the one raised inside.
+    """
     try:
         yield
     except OSError as error:
@@ -65,19 +89,29 @@ def naming_file(path: str | Path) -> Iterator[None]:
 def replacing(
     path: str | Path, suffix: str = PART, mode: int = 0o666
 ) -> Iterator[IO[bytes]]:
-    """Yield a file, `path` + suffix, that takes the place of `path` when all of it is on the disk; else it is removed.
+    """Yield a new file that replaces another one when all of it is on the disk.
+
+    It is `path` + suffix, in the same folder. After an error it is removed, and the
+    file at `path` stays as it was.
 
     Args:
-        suffix: of the file; each process needs its own where several may write the same file at once.
-        mode: who may read a new file, before the umask; 0o600 for what only its owner may see.
+        path: of the file to replace, which need not exist.
+        suffix: of the new file; each process needs its own where several may write the
+            same file at once.
+        mode: who may read a new file, before the umask; 0o600 for its owner alone.
+
+    Yields:
+        The new file, open for writing.
+
+    Raises:
+        OSError: the file cannot be written, or a symbolic link has its name.
     """
     target = Path(path)
     part = target.with_name(target.name + suffix)
     try:
         with naming_file(target):
-            if (
-                not mode & 0o077
-            ):  # what a crash has left there may have been open to others
+            if not mode & SHARED_MODE:
+                # A file that a crash has left there may have been open to others.
                 part.unlink(missing_ok=True)
             with open(part, "wb", opener=partial(_no_link, mode=mode)) as file:
                 yield file
@@ -91,20 +125,42 @@ def replacing(
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder that only its owner can look into, unless it exists; return it."""
+    """Create a folder that only its owner can read, unless it exists; return it.
+
+    An existing folder keeps its mode. Folders above it that are missing are created
+    with the usual mode.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a text file in UTF-8, complete or not at all.
+
+    Args:
+        path: of the file, which is replaced where it exists.
+        text: with line feeds at the ends of lines, on every system.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add to a file, and return when all of it is on the disk."""
+    """Append a text in UTF-8 to a file, and return when all of it is on the disk.
+
+    After an error, a part of the text may be in the file.
+
+    Args:
+        path: of the file, which is created where it does not exist.
+        text: to append.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     with naming_file(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -112,9 +168,10 @@ def append_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names of a folder's files are on the disk, if the system can tell.
+    """Wait until the names of a folder's files are on the disk.
 
-    A loss of power may else bring back a file that was replaced.
+    Without it, a loss of power may bring back a file that was replaced. Nothing happens
+    on a system that cannot open folders, such as Windows.
     """
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
@@ -154,25 +211,35 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def reserve(file: IO[bytes], size: int) -> None:
-    """Take the room that an open file will need, where writers cannot bear a full disk: HDF5, files that are mapped.
+    """Reserve the disk space that an open file will need.
+
+    Some writers cannot handle a full disk: HDF5, and files that are mapped to memory. A
+    file system that cannot reserve space passes.
+
+    Args:
+        file: open for writing, by its name.
+        size: of the complete file, in bytes.
 
     Raises:
-        OSError: there is not as much.
+        OSError: the disk has not as much space.
     """
-    held = 512 * getattr(os.fstat(file.fileno()), "st_blocks", 0)
-    free = shutil.disk_usage(Path(file.name).parent).free + held
-    if size > free:
-        short = f"{size / 2**20:,.3g} MiB needed, {free / 2**20:,.3g} MiB free"
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({short})")
+    status = os.fstat(file.fileno())
+    used = DISK_BLOCK_BYTES * getattr(status, "st_blocks", 0)
+    available = shutil.disk_usage(Path(file.name).parent).free + used
+    if size > available:
+        sizes = f"{_mebibytes(size, 3)} needed, {_mebibytes(available, 3)} free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({sizes})")
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, max(1, size))
         except OSError as error:
-            if error.errno not in (
-                errno.EINVAL,
-                errno.EOPNOTSUPP,
-            ):  # a file system that reserves nothing
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
+
+
+def _mebibytes(size: int, digits: int) -> str:
+    """Return a size in bytes as a text in MiB, to so many digits."""
+    return f"{size / 2**20:,.{digits}g} MiB"
 
 
 @contextmanager
@@ -242,26 +309,52 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def writable_folder(path: str, option: str = "--out") -> Path:
-    """Return the folder to write to, made if need be, and tried before any long work."""
+    """Return the folder to write to, created if need be.
+
+    A temporary file is written to it, so that a fault shows before any long work.
+
+    Args:
+        path: of the folder; a leading ~ is the user's home.
+        option: the option that names the folder, for the error.
+
+    Returns:
+        The existing folder.
+
+    Raises:
+        InputError: it cannot be created or written.
+        OSError: the disk is full.
+    """
     folder = Path(os.path.expanduser(path))
     try:
         if not path:
-            raise FileNotFoundError(2, "No such file or directory")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in FULL_DISK_ERRORS:
             raise
-        raise InputError(
-            option, path, f"a folder that can be written ({error.strerror})"
-        ) from None
+        requirement = f"a folder that can be written ({error.strerror})"
+        raise InputError(option, path, requirement) from None
     return folder
 
 
 @contextmanager
 def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
-    """Yield the folder to write to, made if need be, for this process alone."""
+    """Yield the folder to write to, created if need be, for this process alone.
+
+    A folder that was created and stayed empty is removed at the end.
+
+    Args:
+        path: of the folder; a leading ~ is the user's home.
+        option: the option that names the folder, for errors.
+
+    Yields:
+        The existing folder, while no other process may write to it.
+
+    Raises:
+        InputError: it cannot be written, or another process is writing to it.
+    """
     folder = Path(os.path.expanduser(path))
     with removed_if_empty(folder), sole_writer(writable_folder(path, option), option):
         yield folder
@@ -269,14 +362,23 @@ def output_folder(path: str, option: str = "--out") -> Iterator[Path]:
 
 @contextmanager
 def removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove a folder, and those that it is in, if they are made inside and nothing is written to them."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Remove a folder, and those above it, that were created inside and stayed empty.
+
+    Folders that exist at the beginning stay.
+
+    Args:
+        folder: which need not exist.
+
+    Yields:
+        Nothing, while folders may be created.
+    """
+    missing_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
         with suppress(OSError):
-            for each in missing:
-                each.rmdir()
+            for path in missing_folders:
+                path.rmdir()
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -320,7 +422,7 @@ def read_arrays(
     Args:
         path: of the file.
         key: the option or key that names the file, for errors.
-        requirement: what the file must be, as the end of the sentence "... must be ...".
+        requirement: what the file must be, as the end of "... must be ...".
         names: the arrays to read, where they are there; all of them by default.
         limit: the most bytes that they may take together; `expansion_limit` of the
             file's size by default.
@@ -337,17 +439,7 @@ def read_arrays(
         open(path, "rb") as file,
         zipfile.ZipFile(file) as archive,
     ):
-        members = [
-            member for member in archive.infolist() if member.filename.endswith(NPY)
-        ]
-        if names is not None:
-            members = [
-                member
-                for member in members
-                if member.filename.removesuffix(NPY) in names
-            ]
-        if len({member.filename for member in members}) < len(members):
-            raise ValueError("an array that is there twice")
+        members = _array_members(archive, names)
         size = sum(member.file_size for member in members)
         _check_size(size, file, key=key, requirement=requirement, limit=limit)
         arrays = {}
@@ -359,11 +451,31 @@ def read_arrays(
         return arrays
 
 
+def _array_members(
+    archive: zipfile.ZipFile, names: Collection[str] | None
+) -> list[zipfile.ZipInfo]:
+    """Return the members of an archive that are arrays, those of `names` if given."""
+    members = [member for member in archive.infolist() if member.filename.endswith(NPY)]
+    if names is not None:
+        members = [
+            member for member in members if member.filename.removesuffix(NPY) in names
+        ]
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("an array that is there twice")
+    return members
+
+
 def arrays_digest(arrays: Arrays) -> str:
     """Return the SHA-256 of arrays with their names, types and shapes.
 
+    Arrays are taken in the order of their names, and in C order, so that equal contents
+    have equal digests.
+
     Args:
         arrays: by name, in any order.
+
+    Returns:
+        64 hexadecimal digits.
     """
     total = hashlib.sha256()
     for name, array in sorted(arrays.items()):
@@ -378,9 +490,12 @@ def arrays_digest(arrays: Arrays) -> str:
 def write_arrays(file: IO[bytes], arrays: Arrays) -> None:
     """Write arrays and their digest to an open file, in the format .npz.
 
+    Nothing is compressed. `read_verified_arrays` reads the file again, and refuses one
+    that was changed.
+
     Args:
         file: open for writing.
-        arrays: by name; none of them is called `digest`.
+        arrays: by name; none of them is called `digest`, and none has objects.
     """
     content: dict[str, np.ndarray] = {**arrays, DIGEST: np.array(arrays_digest(arrays))}
     np.savez(file, allow_pickle=False, **content)
@@ -394,7 +509,7 @@ def read_verified_arrays(
     Args:
         path: of the file.
         key: the option that names the file, for errors.
-        requirement: what the file must be, as the end of the sentence "... must be ...".
+        requirement: what the file must be, as the end of "... must be ...".
 
     Returns:
         The arrays by name, without the digest.
@@ -414,7 +529,21 @@ def read_verified_arrays(
 def read_array(
     path: str | Path, *, key: str, requirement: str, limit: int | None = None
 ) -> np.ndarray:
-    """Read the array of an .npy file of any origin, as `read_arrays` does of .npz files."""
+    """Read the array of an .npy file of any origin, after a check of its size.
+
+    Args:
+        path: of the file.
+        key: the option or key that names the file, for errors.
+        requirement: what the file must be, as the end of "... must be ...".
+        limit: the most bytes that the array may take; `expansion_limit` of the file's
+            size by default.
+
+    Returns:
+        The array; objects are never unpickled.
+
+    Raises:
+        InputError: the file cannot be read, is damaged or is too large.
+    """
     with _refusing_damage(path, key, requirement), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         _check_size(size, file, key=key, requirement=requirement, limit=limit)
@@ -426,7 +555,8 @@ def read_array(
 def expansion_limit(file_size: int) -> int:
     """Return the most memory, in bytes, that arrays of a file of this size may take.
 
-    It is never more than the machine has.
+    It is 200 times the size of the file, or 1 GiB if that is more, and never more than
+    the memory of the machine, where the system tells it.
     """
     limit = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * file_size)
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -437,7 +567,7 @@ def expansion_limit(file_size: int) -> int:
 
 @contextmanager
 def _refusing_damage(path: str | Path, key: str, requirement: str) -> Iterator[None]:
-    """Refuse a file that cannot be read, or is another one; its content never shows."""
+    """Refuse a file that cannot be read or is damaged; no error shows its content."""
     try:
         yield
     except (InputError, MemoryError):
@@ -454,14 +584,16 @@ def _check_size(
 ) -> None:
     """Refuse arrays of a file that would take more memory than they may."""
     file_size = os.fstat(file.fileno()).st_size
-    most = expansion_limit(file_size) if limit is None else limit
-    if size > most:
-        sizes = f"it takes {size / 2**20:,.4g} MiB of memory, of at most {most / 2**20:,.4g} MiB"
-        hint = (
-            "; numpy.savez writes a file that is not compressed"
-            if size > file_size
-            else ""
+    max_size = expansion_limit(file_size) if limit is None else limit
+    if size > max_size:
+        sizes = (
+            f"it takes {_mebibytes(size, 4)} of memory, of at most "
+            f"{_mebibytes(max_size, 4)}"
         )
+        is_compressed = size > file_size
+        hint = ""
+        if is_compressed:
+            hint = "; numpy.savez writes a file that is not compressed"
         raise InputError(key, str(file.name), f"{requirement} ({sizes}{hint})")
 
 

@@ -63,12 +63,30 @@ def _blocks(key: WordPairs, counts: WordPairs) -> tuple[WordPairs, WordPairs]:
 
 
 def fold_in(key: ArrayLike, number: int) -> WordPairs:
-    """Return the words of `jax.random.fold_in(key, number)`, for 32 bits."""
+    """Return the words of `jax.random.fold_in(key, number)`.
+
+    Args:
+        key: two words, [..., 2].
+        number: from 0 to 2³² − 1.
+
+    Returns:
+        The two words of the new key, [..., 2].
+    """
     return threefry(key, [0, number])
 
 
 def split(key: ArrayLike, count: int) -> WordPairs:
-    """Return the words of `jax.random.split(key, count)`, [count, 2]."""
+    """Return the words of `jax.random.split(key, count)`.
+
+    It is the split of JAX's partitionable generator, its default.
+
+    Args:
+        key: two words, [2].
+        count: how many keys.
+
+    Returns:
+        The two words of every new key, [count, 2].
+    """
     return threefry(key, _counts(count))
 
 
@@ -78,12 +96,18 @@ def normals(keys: WordPairs, shape: tuple[int, ...]) -> NDArray[np.float64]:
     Args:
         keys: the words of every key.
         shape: of the draws of one key.
+
+    Returns:
+        Independent draws from the standard normal distribution. They differ from JAX's
+        in the last digits alone. No keys make an empty array.
     """
     size = int(np.prod(shape))
     keys_at_a_time = max(1, NUMBERS_AT_A_TIME // max(1, size))
-    starts = range(0, len(keys), keys_at_a_time)
-    parts = [_normals(keys[start : start + keys_at_a_time], size) for start in starts]
-    return np.concatenate([np.zeros((0, size)), *parts]).reshape(len(keys), *shape)
+    parts = [np.zeros((0, size))]
+    for start in range(0, len(keys), keys_at_a_time):
+        batch = keys[start : start + keys_at_a_time]
+        parts.append(_normals(batch, size))
+    return np.concatenate(parts).reshape(len(keys), *shape)
 
 
 def _normals(keys: WordPairs, size: int) -> NDArray[np.float64]:

@@ -13,7 +13,8 @@ ArrayTree: TypeAlias = (
 """A pytree of arrays and numbers: one of them, or named or numbered trees of them.
 
 Registered containers, such as the modules of Flax and Equinox, are pytrees as well, but
-no Python type tells them from other objects: a function that takes these takes `object`.
+no Python type tells them from other objects: a function that takes these takes
+`object`.
 """
 
 NumericArray: TypeAlias = jax.Array | np.ndarray
