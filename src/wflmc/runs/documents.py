@@ -321,7 +321,7 @@ class FitFile(Document):
     reliability: Bins | None = None
     by_class: list[ClassScores] = []
     """Scores of every class on the rows that were held out."""
-    by_device: list[dict[str, float | str]] = []
+    by_device: list[dict[str, int | float | str]] = []
     not_covered: list[NotCovered]
     warnings: list[str]
     seconds: float
@@ -329,7 +329,12 @@ class FitFile(Document):
 
     @property
     def biased_classes(self) -> list[ClassScores]:
-        """Classes whose mean probability is too far from their share of the rows that were held out."""
+        """Return the classes whose mean probability is too far from their share of rows.
+
+        The rows are those that were held out; without any, no class is biased.
+        """
+        if not self.test_rows:
+            return []
         return [scores for scores in self.by_class if scores.is_biased(self.test_rows)]
 
     @model_validator(mode="after")

@@ -442,7 +442,7 @@ class _HeldOutScores(NamedTuple):
     coverage_90: float | None = None
     reliability: Bins | None = None
     by_class: Sequence[ClassScores] = ()
-    by_device: Sequence[dict[str, float | str]] = ()
+    by_device: Sequence[dict[str, int | float | str]] = ()
 
 
 def _scores(
@@ -538,7 +538,7 @@ def _class_scores(
 
 def _by_device(
     held_out: TableRows, values: Mapping[str, NDArray[np.float64]]
-) -> list[dict[str, float | str]]:
+) -> list[dict[str, int | float | str]]:
     """Return the mean of values by device, those with most rows first.
 
     Args:
@@ -550,7 +550,7 @@ def _by_device(
     shown = min(MAX_SHOWN_DEVICES, np.count_nonzero(row_counts))
     table = []
     for device in np.argsort(-row_counts, kind="stable")[:shown]:
-        row: dict[str, float | str] = {
+        row: dict[str, int | float | str] = {
             "device": held_out.names[device],
             "rows": int(row_counts[device]),
         }
