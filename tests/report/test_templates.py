@@ -60,6 +60,21 @@ def test_rounded_numbers(value, shown):
     assert format_number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (99.4, "99"),
+        (123.4, "123"),
+        (-123.4, "-123"),
+        (999.9, "1,000"),
+        (1e6, "1e+06"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_below_a_million_have_no_power_of_ten(value, shown):
+    assert format_number(value, digits=2) == shown
+
+
 def test_whole_numbers_percentages_and_ranges():
     assert format_whole(1234.6) == "1,235"
     assert [format_percent(part) for part in (0.0, 0.001, 0.05, 0.5, 0.995, 1.0)] == [

@@ -18,21 +18,26 @@ def format_number(value: float | None, digits: int = 3) -> str:
     """Round a number for people.
 
     Integers, and numbers from a thousand to a million, are shown whole with commas
-    between thousands; all others to some significant digits, with a power of ten where
-    they are very small or very large. None becomes a dash.
+    between thousands; all others to some significant digits. A power of ten is shown
+    only from a million on, and below 0.0001. None becomes a dash.
 
     Args:
         value: the number, or None where it is not known.
-        digits: significant digits of numbers that are not shown whole.
+        digits: significant digits of numbers that are not shown whole. A number with
+            more digits before its decimal point is shown whole, too.
 
     Returns:
         The text, without a unit.
     """
     if value is None:
         return MISSING_NUMBER
-    if isinstance(value, int) or MIN_GROUPED <= abs(value) < MAX_GROUPED:
+    if isinstance(value, int):
+        return f"{value:,}"
+    rounded = f"{value:.{digits}g}"
+    has_more_digits = abs(value) >= MIN_GROUPED or "e+" in rounded
+    if has_more_digits and abs(value) < MAX_GROUPED:
         return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+    return rounded
 
 
 def format_whole(value: float | None) -> str:
@@ -52,11 +57,11 @@ def format_whole(value: float | None) -> str:
 
 
 def format_percent(fraction: float | None) -> str:
-    """Show a fraction in percent, never as 0 % or 100 % if it is neither.
+    """Show a fraction in percent, never as 0 % if it is not.
 
     Fractions below 1 % keep two significant digits, those below 10 % and those between
-    99 and 100 % keep three; all others are whole percentages. Values above one, such as
-    an overspent budget, are shown as they are.
+    99 and 100 % keep three; all others are whole percentages, also those above one,
+    such as of an overspent budget. From 99.95 % to 100.5 % the text is 100 %.
 
     Args:
         fraction: usually between 0 and 1; None where it is not known.
