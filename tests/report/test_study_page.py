@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
+from wflmc.apps.report.figure import Figure, Line, Panel
 from wflmc.apps.report.plotly_figures import draw
 from wflmc.apps.report.study_page import regimes
 from wflmc.apps.report.tables import write_csv
@@ -199,6 +201,22 @@ def test_a_folder_of_something_else(tmp_path):
         render_folder(tmp_path)
     with pytest.raises(InputError, match="wflmc run"):
         render_folder(tmp_path / "nothing")
+
+
+def test_a_map_without_edges_is_empty():
+    (panel,) = regimes([]).panels
+    assert not panel.items
+
+
+def test_error_bars_are_thinned_with_their_curve():
+    points = list(range(5000))
+    line = Line(points, np.ones(5000), error=np.array(points) / 5000)
+    page = Page(draw("long", Figure([Panel([line])])))
+    (trace,) = page.drawings["long"][0]
+    assert len(trace["x"]) < len(points)
+    drawn_errors = np.array(trace["x"]) / 5000
+    assert np.allclose(trace["error_y"]["array"], 2 * drawn_errors)
+    assert len(trace["error_y"]["arrayminus"]) == len(trace["x"])
 
 
 def test_regimes_leave_no_gap():

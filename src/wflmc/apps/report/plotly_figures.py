@@ -367,8 +367,8 @@ def _line_trace(line: Line) -> PlotlyObject:
         trace["error_y"] = {
             "type": "data",
             "symmetric": False,
-            "array": reach.above,
-            "arrayminus": reach.below,
+            "array": _thinned(reach.above),
+            "arrayminus": _thinned(reach.below),
             "thickness": 1,
         }
     return trace

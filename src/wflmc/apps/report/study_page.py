@@ -4,6 +4,7 @@ The page of the paper's figures has the paper's statements beside ours too.
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -311,7 +312,7 @@ def regimes(rows: Sequence[Row], subtitle: str = "") -> Figure:
         subtitle: the second line of the picture's title.
 
     Returns:
-        A map with a name in every area.
+        A map with a name in every area; without edges, an empty one.
     """
     edges = {
         name: {row.x: row.y for row in rows if row.scheme == name and row.y is not None}
@@ -333,7 +334,7 @@ def regimes(rows: Sequence[Row], subtitle: str = "") -> Figure:
         bands.append(band)
         notes.append(_band_note(band))
     step_axis = Axis("step size η", range=(0.0, top))
-    ends = (min(edges[LMC]), max(edges[LMC]))
+    ends = (min(edges[LMC]), max(edges[LMC])) if edges[LMC] else None
     caption = (
         "Below the edge, channel noise is no more than Langevin sampling needs; above, "
         "power or privacy limits."
@@ -449,8 +450,8 @@ def render_study(folder: Path) -> str:
         command += ["--data", "FILE"]
     command += ["--out", str(folder)]
     lead = (
-        f"Results of {' '.join(command)}, which reuses what it has measured. Figures "
-        "can be zoomed, and legends clicked."
+        f"Results of {shlex.join(command)}. Repeating this command reuses what has "
+        "been measured. Figures can be zoomed, and legends clicked."
     )
     return render_page(f"Study {folder.resolve().name}", lead, sections)
 
