@@ -29,6 +29,7 @@ from wflmc.cli.report import command, render_folder
 from wflmc.runs.documents import Federation
 from wflmc.runs.execution import RunRequest, run_scenario
 from wflmc.runs.folder import read_run
+from wflmc.scenario import with_values
 from wflmc.support.errors import InputError
 
 from ..conftest import FULL
@@ -472,7 +473,7 @@ def test_verdicts_follow_from_the_numbers(runs):
     assert converged(with_summary(rhat_max=None, ess_min=None)).mark == "unknown"
     alone = converged(with_summary(rhat_max=None, ess_min=10.0))
     assert alone.mark == "unknown"
-    assert "one chain cannot tell" in alone.reason
+    assert "only one chain" in alone.reason
     far = run.summary.w2_sq.model_copy(update={"worst": 1e3, "per_round": [1e3] * 8})
     half = run.summary.clip_rate.model_copy(update={"samples": 0.5})
     assert distance(with_summary(w2_sq=far, clip_rate=half)).mark == "bad"
@@ -623,11 +624,18 @@ def test_distance_from_chains(runs):
     assert (
         at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
     )  # as six perfect chains would show
-    assert "Cannot be told from 6 chains" in at(0.4 * size, 2 * size, 0.5 * size).reason
+    assert "6 chains are too few" in at(0.4 * size, 2 * size, 0.5 * size).reason
     assert at(10 * size, 10 * size, size).mark == "bad"
     assert "Probably far" in at(10 * size, 10 * size, 6 * size).reason
     start = run.plan.constants.initial_w2_sq
     assert f"it was {start:.3g} at the start" in at(3 * start, 3 * start, 0.1).reason
+
+
+def test_epsilon_of_an_only_chain_does_not_speak_of_replicas(runs):
+    run = read_run(runs["gaussian"])
+    alone = with_values(run.scenario, {"sampler.chains": 1})
+    assert "publishing several chains" in privacy(run).reason
+    assert "publishing" not in privacy(dataclasses.replace(run, scenario=alone)).reason
 
 
 def test_an_ideal_link_has_no_channel(runs, pages):
@@ -644,7 +652,7 @@ def test_one_chain(copied):
     )
     text = Page(render_folder(folder)).text
     assert "Number of chains: 1; kept draws: 9" in text
-    assert "one chain cannot tell" in text
+    assert "Do the chains agree with each other? Not known" in text
     assert "1 of 1 chain, a colour each" in text
     assert "at most –" not in text
 

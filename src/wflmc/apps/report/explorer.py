@@ -60,9 +60,9 @@ paper's single-sample study."""
 class Slider:
     """The scale of a slider.
 
-    The ends of a logarithmic slider are powers of ten; of the step size, those of
-    η L/2. Its step is 0.005 or more: values are rounded to three digits, and every step
-    has to move them.
+    The ends and the step of a logarithmic slider are exponents of ten; those of the
+    step size are of η L/2. A step is 0.005 or more: values are rounded to three digits,
+    and every step has to move them.
     """
 
     low: float
@@ -198,9 +198,9 @@ def constants_of(document: PlanFile | Mapping[str, object]) -> Start:
 
     What Theorem 1 does not cover starts at what comes nearest: a fading channel at a
     static one of its mean power, several kept samples at one kept after as many rounds,
-    no promise at the paper's, kinetic steps at 0.4/(μ + L). Of devices that are unlike,
-    the one counts that limits the others. Values beyond the limits of a control are
-    moved to them.
+    no promise at the paper's, kinetic steps at 0.4/(μ + L). Where devices differ, the
+    smallest SNR, power, noise power, ε and δ count, and the largest clips, whichever
+    devices have them. Values beyond the limits of a control are moved to them.
 
     Args:
         document: plan.json, read or as plain data.
@@ -318,8 +318,8 @@ def explorer_page(constants: Start) -> str:
         One HTML file that computes everything by itself, without a network.
     """
     lead = (
-        "Theorem 1: one kept sample over a static channel, power optimised. All is "
-        "computed here, without a network."
+        "Theorem 1: one kept sample over a static channel, power optimised. The page "
+        "computes everything itself, without a network."
     )
     sections = [section(constants)]
     return render_page("Which limit binds?", lead, sections, scripts(constants))

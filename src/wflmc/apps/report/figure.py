@@ -95,8 +95,8 @@ class Line:
         """Compute how far error bars reach: two standard errors to both sides.
 
         Below a positive y a bar covers 70 % of y at most, so that a logarithmic scale
-        can show its end. A missing standard error counts as zero. It must not be asked
-        of a curve whose `error` is None.
+        can show its end. A missing standard error counts as zero. Only a curve with an
+        `error` has a reach for each of its points.
         """
         y = np.array(self.y, dtype=float)
         errors = np.nan_to_num(np.array(self.error, dtype=float))
@@ -184,7 +184,7 @@ class Panel:
 
     @property
     def needs_legend(self) -> bool:
-        """Whether the title leaves open what the panel shows.
+        """Return whether the title leaves open what the panel shows.
 
         A panel with a title and a single curve needs no legend: the title is the name
         of the curve.

@@ -75,13 +75,13 @@ def render_fit(fit: FitFile, name: str) -> str:
     lead = (
         f"A private model of {target}, from {fit.rows:,} rows of {fit.devices:,} "
         f"devices with {fit.features} features. This page is for the owner of the "
-        "data: scores look at rows that epsilon does not hide."
+        "data: scores are computed from rows that epsilon does not protect."
     )
     sections = [PageSection("answer", "How good is it?", _answer(fit))]
     if fit.test_rows:
         sections.append(PageSection("scores", "Held-out rows", _held_out_rows(fit)))
     privacy = PageSection("privacy", "What ε bought", _privacy(fit))
-    settings_title = "Settings, and what more would be worth"
+    settings_title = "Settings, and what would improve the scores"
     settings = PageSection("settings", settings_title, _settings(fit))
     return render_page(f"Fit {name}", lead, [*sections, privacy, settings])
 
@@ -114,8 +114,8 @@ def _devices_figure(fit: FitFile, score: str) -> Figure:
     bars = Bars(names, values, score, BLUE)
     line = Line(names, overall, "all held-out rows", dash="--")
     caption = (
-        f"The {score} on the held-out rows of every device, those with most rows "
-        "first. Few rows make it noisy."
+        f"The {score} on the held-out rows of every device, devices with most rows "
+        "first. It is noisy where there are few rows."
     )
     panel = Panel([bars, line], Axis(score, zero=True))
     return Figure([panel], Axis("device", kind="category"), caption=caption)
@@ -133,7 +133,7 @@ def _privacy(fit: FitFile) -> Markup:
 
 
 def _settings(fit: FitFile) -> Markup:
-    """Render the settings, the best candidates, and what more would be worth."""
+    """Render the settings, the best candidates, and what would improve the scores."""
     score_names = CLASS_SCORES if fit.classes else NUMBER_SCORES
     settings = {name: _setting_text(value, 4) for name, value in fit.settings.items()}
     candidates = []

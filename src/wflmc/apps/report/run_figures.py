@@ -408,7 +408,7 @@ def autocorrelation_figure(run: Run, draws: Draws) -> Figure:
     Args:
         run: the run folder, which names the parameters.
         draws: the samples of the run, at least four of each chain. Lags are in rounds,
-            also where only every so many-th draw was read.
+            also where the trace was thinned when it was read.
 
     Returns:
         A figure of one curve per parameter, up to `MAX_LAG` draws apart.
@@ -539,9 +539,14 @@ def spent_figure(spending: Spending) -> Figure:
         budgets = [spending.budgets[device] for device in devices]
         items.append(Line(names, budgets, "budget", dash="", marker="_", width=2))
     caption = (
-        f"Devices that spend most, {len(devices):,} of {len(total):,}. Bars show the "
-        "privacy loss, with that of earlier runs, and dashes the budget."
+        "Bars show the privacy loss of every device, that of earlier runs included"
     )
+    if len(devices) < len(total):
+        caption = (
+            f"Bars show the {len(devices):,} of {len(total):,} devices that spend most: "
+            "their privacy loss, that of earlier runs included"
+        )
+    caption += "." if fractions is None else "; dashes show the budget."
     panel = Panel(items, Axis("privacy loss", zero=True))
     return Figure([panel], Axis("device", kind="category"), caption=caption)
 
@@ -559,10 +564,11 @@ def _spending_words(spending: Spending, device: int) -> str:
 
 
 def epsilon_figure(run: Run) -> Figure | None:
-    """Show ε after every round of the ledger, by both accountants, beside the promise.
+    """Show ε over the rounds of the ledger, by both accountants, beside the promise.
 
-    The device is the one that has spent the largest part of its budget at the end. A
-    ledger may be longer than the run, where later runs have paid from it.
+    The device is the one that has spent the largest part of its budget at the end. Of
+    more than `MAX_LEDGER_POINTS` rounds, as many are drawn. A ledger may be longer than
+    the run, where later runs have paid from it.
 
     Args:
         run: the run folder.

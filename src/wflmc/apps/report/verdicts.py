@@ -68,7 +68,7 @@ class MeasuredDistance(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """How far the mean lies above the floor, at least zero.
+        """Return how far the mean lies above the floor, at least zero.
 
         This is the estimate of W2²: independent chains are a finite sample, which shows
         a distance to the posterior even if each of them is a perfect draw.
@@ -135,17 +135,20 @@ def converged(run: Run) -> Verdict:
     question = "Do the chains agree with each other?"
     summary = run.summary
     if summary is None or (summary.rhat_max is None and summary.ess_min is None):
-        answer = "Not known: no diagnostics were computed, or of too few draws."
+        answer = "Not known: there are no diagnostics, or too few draws for them."
         return _verdict("unknown", question, answer)
     if summary.frozen:
         answer = (
             f"No: {format_number(len(summary.frozen))} of the parameters never moved "
-            f"in some chain, the first is θ[{format_number(summary.frozen[0])}]."
+            f"in some chain; the first is θ[{format_number(summary.frozen[0])}]."
         )
         return _verdict("bad", question, answer)
     ess = data_number(summary.ess_min, "summary.ess_min", style="whole")
     if summary.rhat_max is None:
-        alone = Markup("Not known: one chain cannot tell. {} effective samples.")
+        alone = Markup(
+            "Not known: there is only one chain. Effective samples of its worst "
+            "parameter: {}."
+        )
         return _verdict("unknown", question, alone.format(ess))
     numbers = Markup(
         "The largest R-hat is {rhat} (usual limit {limit}, above {concern} is a "
@@ -158,11 +161,11 @@ def converged(run: Run) -> Verdict:
         usual=format_number(ENOUGH_ESS),
     )
     if summary.rhat_max > RHAT_CONCERN:
-        bad = Markup("No: they still differ, or have not moved far enough to tell. {}")
+        bad = Markup("No: they still differ, or have moved too little to tell. {}")
         return _verdict("bad", question, bad.format(numbers))
     if summary.rhat_max <= RHAT_LIMIT and (summary.ess_min or 0) >= ENOUGH_ESS:
         return _verdict("good", question, Markup("Yes. {}").format(numbers))
-    nearly = Markup("Nearly: enough for a look, not for fine detail. {}")
+    nearly = Markup("Nearly: enough for rough estimates, not for fine detail. {}")
     return _verdict("note-mark", question, nearly.format(numbers))
 
 
@@ -213,7 +216,7 @@ def distance(run: Run) -> Verdict:
         chains = format_number(run.scenario.sampler.chains)
         source = (
             f"± {format_number(from_chains.error, 2)}, from {chains} chains, less "
-            f"{format_number(from_chains.floor, 2)} that perfect ones show"
+            f"{format_number(from_chains.floor, 2)} that perfect ones would show"
         )
         return _judge_distance(run, from_chains, source, uncounted=False)
     if run.plan.own_data:
@@ -255,16 +258,17 @@ def _judge_distance(
     if start and run.plan.coordinates != "whitened":
         numbers += f"; it was {format_number(start)} at the start"
     if uncounted:
-        answer = f"{numbers}. Devices do not tell how much was clipped."
+        answer = f"{numbers}. Devices do not report how often they clipped."
         return _verdict("unknown", DISTANCE_QUESTION, answer)
     if np.isnan(ratio):
         return _verdict("unknown", DISTANCE_QUESTION, f"{numbers}.")
     doubt = 2 * measured.floor_sd
     if measured.excess <= doubt and measured.floor + doubt > CLOSE * variance:
         answer = (
-            f"Cannot be told from {format_number(run.scenario.sampler.chains)} chains: "
-            f"they show {format_number(measured.mean)}, perfect samples "
-            f"{format_number(measured.floor)} ± {format_number(doubt, 2)}."
+            f"Not known: {format_number(run.scenario.sampler.chains)} chains are too "
+            f"few to tell. They show {format_number(measured.mean)}; as many perfect "
+            f"ones would show {format_number(measured.floor)} ± "
+            f"{format_number(doubt, 2)}."
         )
         return _verdict("unknown", DISTANCE_QUESTION, answer)
     if ratio < CLOSE:
@@ -272,7 +276,7 @@ def _judge_distance(
     if ratio < FAR:
         return _verdict("note-mark", DISTANCE_QUESTION, f"Roughly there. {numbers}.")
     if (measured.excess - 2 * measured.error) / variance > FAR:
-        answer = f"Far: these are not samples of it. {numbers}."
+        answer = f"Far: these samples do not represent it. {numbers}."
         return _verdict("bad", DISTANCE_QUESTION, answer)
     return _verdict("note-mark", DISTANCE_QUESTION, f"Probably far. {numbers}.")
 
@@ -322,7 +326,8 @@ def resembles(run: Run) -> Verdict | None:
     Standard deviations may differ by a quarter, and by what chance explains: three
     standard errors of a deviation, by the effective sample size. Means count only where
     |z| exceeds 4; they may then be off by a quarter of a standard deviation. Samples do
-    not resemble the posterior from a factor of two, or a shift of one, on.
+    not resemble the posterior above a factor of two, beyond the same chance, or above a
+    shift of one.
 
     Args:
         run: the run folder.
@@ -359,7 +364,10 @@ def resembles(run: Run) -> Verdict | None:
 
 
 def _chance_of_deviations(run: Run, theta: NDArray[np.float64]) -> float:
-    """Return three standard errors of a standard deviation, relative to it."""
+    """Return three standard errors of a standard deviation, relative to it.
+
+    Where the effective sample size is not known, chains count as independent samples.
+    """
     ess = None if run.summary is None else run.summary.ess_min
     independent_samples = ess or theta.shape[0]
     return float(3 / np.sqrt(2 * independent_samples))
@@ -399,7 +407,7 @@ def clipped(run: Run) -> Verdict | None:
     if run.plan.privacy.spent is None:
         return _verdict("good", question, "Never: this scheme does not clip.")
     if clipping_unknown(run):
-        answer = "Not known: devices of a federation do not tell."
+        answer = "Not known: the devices of a federation do not report it."
         return _verdict("unknown", question, answer)
     rate = summary.clip_rate
     numbers = Markup("{} of gradients in kept rounds, {} before").format(
@@ -445,7 +453,9 @@ def privacy(run: Run) -> Verdict:
         return _verdict("bad", question, answer)
     fractions = spending.shares or [0.0]
     worst = int(np.argmax(fractions))
-    if run.releases == 1:
+    if run.releases == run.scenario.sampler.chains == 1:
+        covered = "the only chain."
+    elif run.releases == 1:
         covered = (
             "one chain; publishing several chains of the same real devices would "
             "add up."
@@ -520,7 +530,7 @@ def clipping_unknown(run: Run) -> bool:
 
     Returns:
         True for a finished run of a scheme that clips, whose summary has no clip rate:
-        devices of a federation do not tell.
+        devices of a federation do not report it.
     """
     clips = run.plan.privacy.spent is not None
     return clips and run.summary is not None and run.summary.clip_rate.samples is None
