@@ -73,6 +73,8 @@ SCORE_WORDS = {
     "brier": "Brier",
 }
 """The words for scores, in the order in which they are shown."""
+MEAN_SCORES = ("accuracy", "ece", "nll", "brier", "rmse")
+"""The scores that `Evaluation.mean_scores` has, in its order."""
 UNKNOWN = DistanceEstimate(np.zeros(0), np.nan, np.nan)
 """A distance that compares with nothing."""
 
@@ -134,21 +136,22 @@ class Evaluation(Shown):
 
     @property
     def mean_scores(self) -> dict[str, float | None]:
-        """The scores on test data, averaged over chains.
+        """Return the scores on test data, averaged over chains.
 
         Each chain predicts with the mean over its draws. All five names are there:
         `accuracy`, `ece`, `nll`, `brier` and `rmse`; those that do not exist are None.
         """
-        scores = {} if self.scores is None else self.scores._asdict()
-        names = ("accuracy", "ece", "nll", "brier", "rmse")
-        return {
-            name: float(scores[name].mean()) if name in scores else None
-            for name in names
-        }
+        means: dict[str, float | None] = dict.fromkeys(MEAN_SCORES)
+        if self.scores is None:
+            return means
+        for name, of_chains in self.scores._asdict().items():
+            if name in means:
+                means[name] = float(of_chains.mean())
+        return means
 
     @property
     def worst_exact(self) -> float | None:
-        """The exact W2², worst after burn-in, while nothing is clipped.
+        """Return the exact W2², worst after burn-in, while nothing is clipped.
 
         None for models whose law is not known.
         """
@@ -158,12 +161,12 @@ class Evaluation(Shown):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The texts of `notices`, for people; programs decide by the notices' codes."""
+        """Return the texts of `notices`, for people; programs decide by their codes."""
         return texts(self.notices)
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """Warnings derived from the samples, each with a code and a text.
+        """Return warnings derived from the samples, each with a code and a text.
 
         They are about clipped gradients, chains that disagree or do not move, and
         distances above the bound. `wflmc.advise` says what would help.
@@ -263,7 +266,7 @@ class Evaluation(Shown):
 
     @property
     def lines_of_samples(self) -> list[str]:
-        """Lines about the samples alone, as `str` has them.
+        """Return lines about the samples alone, as `str` has them.
 
         They leave out what `str` says of clipped gradients and of ε, which devices of a
         federation do not report and its ledger knows better.
@@ -311,12 +314,13 @@ class Evaluation(Shown):
 
     def _score_lines(self) -> Iterator[str]:
         means = self.mean_scores
-        scores = ", ".join(
-            f"{word} {means[name]:.4f}"
-            for name, word in SCORE_WORDS.items()
-            if means[name] is not None
-        )
-        yield from _line("test set", "{} (mean over chains)", scores or None)
+        scores = []
+        for name, word in SCORE_WORDS.items():
+            mean = means[name]
+            if mean is not None:
+                scores.append(f"{word} {mean:.4f}")
+        if scores:
+            yield from _line("test set", "{} (mean over chains)", ", ".join(scores))
 
     def _clipping_lines(self) -> Iterator[str]:
         rates = [
@@ -360,8 +364,8 @@ def evaluate(
 
     Args:
         trace: of `sample`.
-        posterior: None where nobody holds all of the data: then only R-hat, ESS and the
-            privacy are evaluated.
+        posterior: None where nobody holds all of the data: then what needs them is
+            None, such as distances, intervals and scores.
         test: features[n, d] and targets[n], or labels[n] as in the training data, on
             which predictions are scored.
         law: of the plan's chains, where it has been computed already.
@@ -378,15 +382,28 @@ def evaluate(
     """
     _check_arguments(trace, posterior)
     plans = trace.plans
-    exact = _exact_posterior(posterior)
     functions = functions or _own_functions(posterior)
     law = law or exact_law(posterior, plans)
     diagnosed = trace.theta
     if trace.predictions is not None:
         diagnosed = trace.predictions.logits
     diagnostics = diagnose(diagnosed)
+    distance: DistanceEstimate | None = None
+    coverage: dict[str, float] | None = None
+    exact = _exact_posterior(posterior)
+    if posterior is not None and exact is not None:
+        distance = _distance(trace.theta, exact)
+        coverage = _coverage(trace, posterior, exact)
+    scores: Calibration | RegressionScores | None = None
+    if test is not None:
+        scores = _scores(trace, posterior, test)
+    clip_rate = {
+        "burn_in": _mean(trace.burn_in_clip_rate),
+        "samples": _mean(trace.clip_rate),
+    }
+    noise_ratios = [plan.noise_ratio for plan in plans]
     return Evaluation(
-        w2_sq=None if exact is None else _distance(trace.theta, exact),
+        w2_sq=distance,
         moving_w2_sq=_distance_in_coordinates(trace, posterior),
         exact_w2_sq=law.w2_sq,
         exact_ess_min=law.ess_min,
@@ -396,16 +413,13 @@ def evaluate(
         ess_min=diagnostics.ess_min,
         ess_tail_min=diagnostics.ess_tail_min,
         frozen=diagnostics.frozen,
-        clip_rate={
-            "burn_in": _mean(trace.burn_in_clip_rate),
-            "samples": _mean(trace.clip_rate),
-        },
+        clip_rate=clip_rate,
         example_clip_rate=_example_clip_rate(trace, posterior),
-        scores=None if test is None else _scores(trace, posterior, test),
+        scores=scores,
         epsilon_spent=_largest_epsilon(plans),
         spent_before=any(np.any(plan.ledger) for plan in plans),
-        noise_ratio=float(np.mean([plan.noise_ratio for plan in plans])),
-        coverage=None if exact is None else _coverage(trace, posterior, exact),
+        noise_ratio=float(np.mean(noise_ratios)),
+        coverage=coverage,
         adjacency=trace.plan.privacy.adjacency,
         functions=_function_diagnostics(trace, posterior, functions),
         symmetric=_is_symmetric(posterior),
@@ -458,9 +472,12 @@ def _largest_bound(plans: Sequence[Plan]) -> float | None:
 
 def _largest_epsilon(plans: Sequence[Plan]) -> float | None:
     """Return the largest ε that a plan spends; None where a plan states none."""
-    spent = [plan.epsilon_spent for plan in plans]
-    stated = [epsilon for epsilon in spent if epsilon is not None]
-    return None if len(stated) < len(spent) else max(stated)
+    spent = []
+    for plan in plans:
+        if plan.epsilon_spent is None:
+            return None
+        spent.append(plan.epsilon_spent)
+    return max(spent)
 
 
 def _own_functions(posterior: object) -> Mapping[str, DrawFunction]:
@@ -486,15 +503,13 @@ def _is_symmetric(posterior: object) -> bool:
     return False
 
 
-def _coverage(
-    trace: Trace, posterior: Posterior | None, exact: Gaussian
-) -> dict[str, float]:
+def _coverage(trace: Trace, posterior: Posterior, exact: Gaussian) -> dict[str, float]:
     """Return the posterior's probability of a chain's and of noise-aware intervals."""
     coverage = {}
     for level in LEVELS:
         interval = central_interval(trace.theta, level)
         coverage[f"chain_{100 * level:.0f}"] = probability_inside(exact, interval)
-    if trace.transcript is None or posterior is None:
+    if trace.transcript is None:
         return coverage
     aware = noise_aware(trace, posterior, draws=1)
     for level in LEVELS:
@@ -548,9 +563,10 @@ def _example_clip_rate(trace: Trace, posterior: Posterior | None) -> float | Non
     if posterior is None or is_unreported or not clips_examples:
         return None
     last_samples = trace.theta[:EXAMPLE_CHAINS, -1]
-    limits = [
-        np.repeat(plan.clips_at[1], posterior.sizes)
-        for plan in trace.plans[: len(last_samples)]
-    ]
-    is_clipped = posterior.example_norms(last_samples) > np.stack(limits)
+    limits = []  # of one plan for all chains, or of one for each
+    for plan in trace.plans[: len(last_samples)]:
+        _, example_clip = plan.clips_at
+        limits.append(np.repeat(example_clip, posterior.sizes))
+    norms = posterior.example_norms(last_samples)
+    is_clipped = norms > np.stack(limits)
     return float(np.mean(is_clipped))

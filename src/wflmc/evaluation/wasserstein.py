@@ -61,14 +61,18 @@ class DistanceEstimate(NamedTuple):
     """Bootstrap standard error over chains; of near-perfect samples it is about twice
     as large as it should be."""
     floor: float | None = None
-    """The mean of `worst` for as many perfect chains, as correlated as these; None
-    where it was not computed."""
+    """The mean of `worst` for as many perfect chains, as correlated as these, over at
+    most 200 draws; None where it was not computed."""
     floor_sd: float = 0.0
     """Standard deviation of that over repetitions."""
 
     @property
     def resolution(self) -> float:
-        """How far above the truth the worst estimate may well be by chance alone."""
+        """Return how far above the truth `worst` may well be by chance alone.
+
+        It is the floor, 0 where it was not computed, and five standard deviations of
+        the larger of the two errors.
+        """
         return (self.floor or 0.0) + 5 * max(self.worst_se, self.floor_sd)
 
 
@@ -151,19 +155,25 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
 
 
 def _motion_of(plans: Sequence[Plan]) -> Motion:
-    """Return how the chains of all plans move, with the plans in front."""
+    """Return how the chains of all plans move, with an axis of plans in front.
 
-    def stack(*values: float) -> Array:
+    Numbers that a plan has one of, such as the friction of kinetic dynamics, become
+    [plan, 1], so that they broadcast against its rounds.
+    """
+
+    def column(*values: float) -> Array:
         return np.array(values)[:, None]
 
+    step_sizes = [plan.step_size for plan in plans]
+    weights = [plan.weight_received for plan in plans]
     dynamics = [plan.dynamics for plan in plans]
     downlink_noise = [plan.downlink_noise for plan in plans]
     return Motion(
-        step_size=np.stack([plan.step_size for plan in plans]),
-        weight=np.stack([plan.weight_received for plan in plans]),
+        step_size=np.stack(step_sizes),
+        weight=np.stack(weights),
         init=plans[0].init,
-        dynamics=jax.tree.map(stack, *dynamics),
-        downlink=stack(*downlink_noise),
+        dynamics=jax.tree.map(column, *dynamics),
+        downlink=column(*downlink_noise),
     )
 
 
@@ -218,9 +228,10 @@ def _moments(theta: Array, counts: Array) -> Gaussian:
     """
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
-    second = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
-    of_mean = total[..., None] * mean[..., :, None] * mean[..., None, :]
-    covariance = (second - of_mean) / (total[..., None] - 1)
+    squares = np.einsum("bc,cdm,cdn->bdmn", counts, theta, theta, optimize=True)
+    total = total[..., None]
+    squares_of_mean = total * mean[..., :, None] * mean[..., None, :]
+    covariance = (squares - squares_of_mean) / (total - 1)
     return Gaussian(mean, covariance)
 
 
@@ -284,7 +295,8 @@ def with_floor(
     Perfect samples with a correlation r between successive draws change by 2 (1 − r)
     times the posterior's variance from draw to draw, which shows r along every
     eigenvector of the posterior's covariance. Where noise is too strong, r may be taken
-    for too small, and the floor, that of independent draws then, errs upwards.
+    for too small, and the floor, that of independent draws then, errs upwards. At most
+    200 draws are simulated; of longer chains the worst would be a little higher.
 
     Args:
         distance: `estimate_w2_sq` of the same draws.
@@ -389,12 +401,13 @@ def _worst_of_perfect_chains(
     shocks[1:] *= np.sqrt(1 - correlation**2)
     paths = [first_order(shocks[..., i], correlation[i]) for i in range(dim)]
     scaled = np.sqrt(variance) * np.stack(paths, axis=-1)
-    theta = scaled.reshape(draws, replicas, chains, -1)
+    theta = scaled.reshape(draws, replicas, chains, dim)
     centred = theta - theta.mean(-2, keepdims=True)
-    covariance = np.swapaxes(centred, -1, -2) @ centred / (chains - 1)
-    moments = Gaussian(theta.mean(-2), covariance)
+    squares = np.swapaxes(centred, -1, -2) @ centred
+    moments = Gaussian(theta.mean(-2), squares / (chains - 1))
     target = Gaussian(np.zeros(dim), np.diag(variance))
-    return np.asarray(w2_squared(moments, target).max(0))
+    distances = w2_squared(moments, target)
+    return np.asarray(distances.max(0))
 
 
 class Comparison(NamedTuple):
@@ -418,7 +431,7 @@ class Comparison(NamedTuple):
 
     @property
     def z(self) -> Array:
-        """The shift in standard errors of the mean, [m]; nan where the error is 0."""
+        """Return the shift in standard errors, [m]; nan where the error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.error > 0, self.shift / self.error, np.nan)
 
@@ -441,10 +454,13 @@ def compare(theta: Array, law: Gaussian | None) -> Comparison:
     mean = theta.mean((0, 1))
     deviation = theta.std((0, 1), ddof=1 if has_several_samples else 0)
     if chains > 1:
-        error = theta.mean(1).std(0, ddof=1) / np.sqrt(chains)
+        means_of_chains = theta.mean(1)
+        error = means_of_chains.std(0, ddof=1) / np.sqrt(chains)
     else:
-        error = deviation / np.sqrt(diagnose(theta).ess_min or np.nan)
-    target = law or Gaussian(np.full(dim, np.nan), np.full((dim, dim), np.nan))
+        ess = diagnose(theta).ess_min or np.nan
+        error = deviation / np.sqrt(ess)
+    unknown = Gaussian(np.full(dim, np.nan), np.full((dim, dim), np.nan))
+    target = law or unknown
     return Comparison(
         mean=mean,
         error=error,
@@ -480,9 +496,9 @@ def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
             Σ_n (diag(p_n) − p_n p_nᵀ) ⊗ u_n u_nᵀ + Λ is inverted there.
 
     Returns:
-        The Gaussian of the parameters, in their own coordinates, [m].
+        The Gaussian of the parameters, also where chains move in other coordinates.
     """
-    mode = posterior.laplace[0]
+    mode = posterior.laplace.mode
     classes = posterior.classes
     rows = posterior.real_rows(posterior.features)
     dim = rows.shape[1]
