@@ -1,7 +1,12 @@
-"""plan.json and summary.json: one model of each, for those who write them and those who read them."""
+"""The JSON files of runs and fits: one model of each, for writers and readers alike.
+
+plan.json, summary.json and fit.json are written from these models and checked against
+them when they are read, so that a file that was damaged or edited is refused.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -23,29 +28,34 @@ JsonObject = dict[str, Any]
 """Plain data with named values, as in JSON."""
 SIMULATED = Notice(
     NoticeCode.SIMULATED,
-    "wflmc run simulates all devices in one process and protects nobody. Over a real radio the server receives only "
-    "the noisy sum; over a digital link wflmc federate protects against everyone but the server's own process, or "
-    "locally (--noise devices) at K times the loss.",
+    "wflmc run simulates all devices in one process and protects nobody. Over a real "
+    "radio the server receives only the noisy sum; over a digital link wflmc federate "
+    "protects against everyone but the server's own process, or locally (--noise "
+    "devices) at K times the loss.",
 )
-"""Given for every run that is no federation."""
+"""The last warning of every run that is no federation."""
 PUBLIC_FILES = ("link.gains",)
-"""Keys of files that plan.json has the hash of: not the data, as that would tell the last label to who knows the rest.
+"""Keys of files that plan.json has the hash of.
 
-What a plan takes from the data are its constants, which are compared; and a ledger knows the data of its runs.
+The data are not among them: whoever knows all records but one could guess that one and
+compare the hash. What a plan takes from the data are its constants, which are compared;
+and a ledger knows the data of its runs.
 """
-
-
 BY_ROUND = ("step_size", "gain", "threshold", "active_devices", "bound", "exact_w2_sq")
 """Lists of plan.json with one number for every round."""
 
 
 def _check_bins(bins: dict[str, list[float | None]]) -> dict[str, list[float | None]]:
     """Refuse a reliability diagram without a number for every bin that has examples."""
-    parts = [bins.get(name, []) for name in ("share", "confidence", "observed")]
-    if len({len(part) for part in parts}) > 1 or None in parts[0]:
+    fractions = bins.get("share", [])
+    confidences = bins.get("confidence", [])
+    accuracies = bins.get("observed", [])
+    is_rectangular = len(fractions) == len(confidences) == len(accuracies)
+    if not is_rectangular or None in fractions:
         raise ValueError("bins without share, confidence and observed")
-    for share, confidence, observed in zip(*parts, strict=True):
-        if share and None in (confidence, observed):
+    rows = zip(fractions, confidences, accuracies, strict=True)
+    for fraction, confidence, accuracy in rows:
+        if fraction and None in (confidence, accuracy):
             raise ValueError("a bin with examples, but without confidence or observed")
     return bins
 
@@ -63,14 +73,20 @@ def _check_warnings(warnings: list[str], codes: list[str]) -> None:
         raise ValueError(f"{len(warnings)} warnings with {len(codes)} warning_codes")
 
 
+def _check_length(name: str, values: Sequence[object] | None, size: int) -> None:
+    """Refuse a list of another length; None stands for a list that is left out."""
+    if values is not None and len(values) != size:
+        raise ValueError(f"{name} has {len(values)} numbers, not {size}")
+
+
 Bins = Annotated[dict[str, list[float | None]], AfterValidator(_check_bins)]
-"""A reliability diagram: share of examples, confidence and accuracy by bin."""
+"""A reliability diagram: fraction of examples, confidence and accuracy by bin."""
 Causes = Annotated[list[JsonObject], AfterValidator(_check_causes)]
 """A diagnosis."""
 
 
 class Document(BaseModel, extra="allow"):
-    """Part of a JSON file; keys that other commands or versions add are kept as they are."""
+    """Part of a JSON file; keys that other commands or versions add stay as they are."""
 
 
 class Constants(Document):
@@ -91,7 +107,14 @@ class Constants(Document):
 
     @property
     def motion(self) -> Dynamics:
-        """The dynamics of the chains, with their friction."""
+        """Return the dynamics of the chains, with their friction.
+
+        They are overdamped where the file has no friction, else kinetic; the key
+        `dynamics` has the name for readers and is not needed here.
+
+        Raises:
+            InputError: if the friction is not above 0.
+        """
         return from_constants({"friction": self.friction})
 
 
@@ -104,7 +127,8 @@ class Spending(Document):
     adjacency: Literal["replace", "add-remove"]
     rounding: float | None = None
     example_clip: list[float] | None = None
-    """Clipping threshold of one example's gradient, [K]; None where examples are not clipped one by one."""
+    """Clipping threshold of one example's gradient, [K]; None where examples are not
+    clipped one by one."""
     spent_max: float | None
     epsilon_spent: float | None
     epsilon_by: dict[str, float | None] | None
@@ -115,21 +139,30 @@ class Spending(Document):
 
     @property
     def total(self) -> list[float] | None:
-        """Loss of every device, that of earlier runs with it."""
+        """Return the privacy loss of every device, [K], that of earlier runs included.
+
+        It is None where gradients are not clipped, as no finite loss is true then. The
+        loss of a release for whitening is part of what was spent before.
+        """
         if self.spent is None or self.spent_before is None:
             return self.spent
         return np.add(self.spent, self.spent_before).tolist()
 
     @property
     def shares(self) -> list[float] | None:
-        """Share of its budget that every device spends; None where nothing is promised or nothing is clipped."""
+        """Return the fraction of its budget that every device spends, [K].
+
+        It is None where nothing is promised, so that there is no budget, or nothing is
+        clipped. A budget of 0 allows no loss, and its fraction is 0.
+        """
         total = self.total
         if total is None or None in self.budgets:
             return None
-        return [
-            spent / (budget or 1.0)
-            for spent, budget in zip(total, self.budgets, strict=True)
-        ]
+        fractions = []
+        for spent, budget in zip(total, self.budgets, strict=True):
+            fraction = spent / (budget or 1.0)
+            fractions.append(fraction)
+        return fractions
 
 
 class PlanFile(Document):
@@ -175,22 +208,23 @@ class PlanFile(Document):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         """Refuse lists without one number for every round, or for every device."""
-        rounds, devices = self.constants.rounds, self.constants.devices
-        sizes = [(name, getattr(self, name), rounds) for name in BY_ROUND]
-        sizes += [
-            (name, values, devices)
-            for name, values in self.privacy
-            if isinstance(values, list)
-        ]
-        for name, values, size in sizes:
-            if values is not None and len(values) != size:
-                raise ValueError(f"{name} has {len(values)} numbers, not {size}")
+        rounds = self.constants.rounds
+        for name in BY_ROUND:
+            _check_length(name, getattr(self, name), rounds)
+        devices = self.constants.devices
+        for name, values in self.privacy:
+            if isinstance(values, list):
+                _check_length(name, values, devices)
         _check_warnings(self.warnings, self.warning_codes)
         return self
 
     @property
     def notices(self) -> list[Notice]:
-        """The warnings with their codes."""
+        """Return the plan's warnings with their codes, in their order.
+
+        Code decides by the codes; sentences are for readers and may be reworded. The
+        file has equally many of both, or it is refused.
+        """
         return list(map(Notice, self.warning_codes, self.warnings))
 
 
@@ -211,7 +245,8 @@ class ClipRate(Document):
 
 
 class CoveragePart(Document):
-    """`coverage` of summary.json: the posterior's probability of the chains' intervals, mean over chains."""
+    """`coverage` of summary.json: the posterior's probability of the chains' intervals,
+    mean over chains."""
 
     chain_90: float
     chain_50: float
@@ -237,7 +272,7 @@ class Federation(Document):
     """Earlier versions had it, and their ε was that of masked sums."""
     tolerate: int = 0
     releases: int = 1
-    """Chains of the same real devices that are given away: losses are those of all."""
+    """Chains of the same real devices that are published: losses are those of all."""
     own_data: bool = False
     """Whether devices brought their own data: then nothing is compared with a posterior."""
     asked: list[int]
@@ -248,9 +283,11 @@ class Federation(Document):
 
 
 RELATIVE_SHARE_ERROR = 0.1
-"""Error of a class's mean probability, over its share of the rows, up to which it is good enough."""
+"""Largest tolerated error of a class's mean probability, relative to the fraction of
+rows that have its label."""
 SHARE_STANDARD_ERRORS = 2.6
-"""Standard errors of a share beyond which chance is no excuse: 1 in 100."""
+"""Standard errors beyond which an error is not chance: a normal variable exceeds 2.6 in
+absolute value about once in 100 times."""
 
 
 class ClassScores(Document):
@@ -264,16 +301,23 @@ class ClassScores(Document):
     ece: float
     """Calibration error of the probability of this label against all others."""
     ece_floor: float
-    """That of a model that is right about its own predictions."""
+    """The mean `ece` of labels that are drawn from the predictions themselves."""
 
     def is_biased(self, rows: int) -> bool:
-        """Return whether the mean probability is off by more than 10 % and by more than chance, on so many rows."""
-        off = abs(self.predicted_share - self.share)
-        chance = (self.predicted_share * (1 - self.predicted_share) / rows) ** 0.5
-        return (
-            off > RELATIVE_SHARE_ERROR * self.share
-            and off > SHARE_STANDARD_ERRORS * chance
-        )
+        """Return whether the mean probability is too far from the label's frequency.
+
+        It is if the difference exceeds both 10 % of the frequency and 2.6 standard
+        errors √(p(1 − p)/n) of a mean probability p; few rows thus prove nothing.
+
+        Args:
+            rows: n, how many rows the scores were computed on.
+        """
+        probability = self.predicted_share
+        difference = abs(probability - self.share)
+        standard_error = (probability * (1 - probability) / rows) ** 0.5
+        is_large = difference > RELATIVE_SHARE_ERROR * self.share
+        is_significant = difference > SHARE_STANDARD_ERRORS * standard_error
+        return is_large and is_significant
 
 
 class FitPrivacy(Document):
@@ -305,7 +349,7 @@ class FitFile(Document):
     accuracy: float | None = None
     ece: float | None = None
     ece_floor: float | None = None
-    """What a model that is right about its own predictions has: labels drawn from them."""
+    """The mean `ece` of labels that are drawn from the predictions themselves."""
     nll: float | None = None
     rmse: float | None = None
     r2: float | None = None
@@ -329,9 +373,11 @@ class FitFile(Document):
 
     @property
     def biased_classes(self) -> list[ClassScores]:
-        """Return the classes whose mean probability is too far from their share of rows.
+        """Return the classes whose mean probability is too far from their frequency.
 
-        The rows are those that were held out; without any, no class is biased.
+        Both are measured on the rows that were held out, as `ClassScores.is_biased`
+        defines it. The list is empty for regressions, for most fits, and where no rows
+        were held out.
         """
         if not self.test_rows:
             return []
@@ -340,16 +386,25 @@ class FitFile(Document):
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
         """Refuse rows of tables that lack a column which every fit writes."""
-        scores = {"nll", "accuracy", "ece"} if self.classes else {"relative_mse"}
-        score = "accuracy" if self.classes else "rmse"
-        complete = (
-            all(scores | self.settings.keys() <= row.keys() for row in self.candidates)
-            and all(scores <= row.keys() for row in self.worth.values())
-            and all({"device", "rows", score} <= row.keys() for row in self.by_device)
-        )
-        if not complete:
-            raise ValueError("rows of a table lack a column")
+        scores = {"relative_mse"}
+        device_columns = {"device", "rows", "rmse"}
+        if self.classes:
+            scores = {"nll", "accuracy", "ece"}
+            device_columns = {"device", "rows", "accuracy"}
+        _check_columns(self.candidates, scores | self.settings.keys())
+        _check_columns(self.worth.values(), scores)
+        _check_columns(self.by_device, device_columns)
         return self
+
+
+def _check_columns(
+    rows: Iterable[Mapping[str, object]],
+    columns: AbstractSet[str],
+) -> None:
+    """Refuse rows of a table that lack a column."""
+    for row in rows:
+        if not columns <= row.keys():
+            raise ValueError("rows of a table lack a column")
 
 
 class SummaryFile(Document):
@@ -392,7 +447,11 @@ class SummaryFile(Document):
 
     @property
     def notices(self) -> list[Notice]:
-        """The warnings with their codes."""
+        """Return the run's warnings with their codes, in their order.
+
+        Those of the chains come first, then those of the plan, and for simulations the
+        one that they protect nobody. The file has equally many sentences and codes.
+        """
         return list(map(Notice, self.warning_codes, self.warnings))
 
 
@@ -400,25 +459,34 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_document(path: Path, model: type[Model], key: str) -> Model:
-    """Return plan.json or summary.json.
+    """Read a JSON file and check it against its model.
+
+    Keys that the model does not have are kept. A value of another type, a list of
+    another length or a missing key makes the file unreadable as a whole.
 
     Args:
-        key: the argument that names the file, for the error.
+        path: of the file.
+        model: `PlanFile`, `SummaryFile` or another model of a file.
+        key: the argument or option that names the file, for errors.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        InputError: if the file cannot be read, or is not as wflmc wrote it; the message
+            names the first value that is wrong.
     """
     try:
         return model.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(
-            key, str(path), f"a readable file ({error.strerror})"
-        ) from None
+        requirement = f"a readable file ({error.strerror})"
+        raise InputError(key, str(path), requirement) from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(
-            key,
-            str(path),
-            f"as wflmc wrote it ({f'{where}: ' * bool(where)}{first['msg']})",
-        ) from None
+        location = ".".join(map(str, first["loc"]))
+        prefix = f"{location}: " if location else ""
+        requirement = f"as wflmc wrote it ({prefix}{first['msg']})"
+        raise InputError(key, str(path), requirement) from None
 
 
 def plan_document(
@@ -429,110 +497,171 @@ def plan_document(
     law: ExactLaw | None = None,
     compare: bool = False,
 ) -> JsonObject:
-    """Return the content of plan.json, which `wflmc plan --json` prints: plain data.
+    """Return the content of plan.json, which `wflmc plan --json` prints.
+
+    It is plain data: numbers that are not finite are None. Advice is added by those who
+    ask for it, and `diagnosis` is None here.
 
     Args:
-        law: as `exact_law` gives it, where it has been computed already.
+        scenario: as resolved.
+        inputs: its posterior, link and privacy.
+        plan: of the scenario.
+        seconds: that planning took.
+        law: the exact law of the chains, where it has been computed already.
         compare: whether dp-accounting is asked for its ε too.
+
+    Returns:
+        The values of `PlanFile` by name, in its order.
     """
-    spent = plan.spent if plan.clips else None
-    budget, law = (
-        plan.privacy.budget(plan.devices),
-        law or exact_law(inputs.posterior, plan),
-    )
-    constants = _attributes(
-        plan, "mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq"
-    )
-    sizes = {"rounds": len(plan.rounds), "samples": len(plan.rounds) - plan.burn_in}
+    if law is None:
+        law = exact_law(inputs.posterior, plan)
     document = {
-        "constants": {
-            **constants,
-            **sizes,
-            "step_size": plan.step_size[-1],
-            **plan.dynamics.constants,
-        },
-        **_attributes(
-            plan,
-            "step_size",
-            "regime",
-            "regime_share",
-            "gain",
-            "threshold",
-            "active_devices",
-            "bound",
-        ),
-        **_attributes(plan, "objective", "lower_bound", "gap", "warnings"),
-        "warning_codes": codes(plan.notices),
-        "max_round_noise": plan.certificate.noise_limit,
-        "classes": inputs.posterior.class_names
-        if isinstance(inputs.posterior, Predicts)
-        else None,
-        "coordinates": "parameters"
-        if inputs.posterior.coordinates is None
-        else "whitened",
-        "whitening": None if inputs.release is None else inputs.release.summary(budget),
-        "privacy": {
-            **_attributes(plan.privacy, "accountant", "unit", "adjacency"),
-            **_attributes(plan, "rounding", "epsilon_spent"),
-            "example_clip": plan.example_clip
-            if np.isfinite(plan.example_clip).all()
-            else None,
-            "budget": budget.min(),
-            "spent_max": None if spent is None else spent.max(),
-            "epsilon_by": _epsilon_by(plan, compare),
-            "epsilon_each": plan.privacy.epsilons_spent(plan.spent + plan.ledger)
-            if plan.clips
-            else None,
-            "spent": spent,
-            "spent_before": plan.ledger if plan.ledger.any() else None,
-            "budgets": budget,
-        },
-        **{f"exact_{name}": value for name, value in law._asdict().items()},
-        "channel_uses": channel_uses(plan),
-        "energy": transmit_energy(plan, inputs.link),
+        **_round_values(plan),
+        **_plan_values(plan, seconds),
+        **_input_values(scenario, inputs, plan),
+        "constants": _constant_values(plan),
+        "privacy": _privacy_values(plan, compare),
+        "exact_w2_sq": law.w2_sq,
+        "exact_ess_min": law.ess_min,
         "diagnosis": None,
-        "not_covered": [vars(item) for item in inputs.not_covered],
-        "seconds": seconds,
-        "version": __version__,
-        "scenario": _json_scenario(scenario),
-        "files": file_digests(scenario, PUBLIC_FILES),
-        "plan_digest": plan.checksum,
     }
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
 
 
-def _attributes(source: object, *names: str) -> JsonObject:
+def _constant_values(plan: Plan) -> JsonObject:
+    """Return `constants` of plan.json."""
+    rounds = len(plan.rounds)
+    names = ("mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
+    values = _attributes(plan, names)
+    values["rounds"] = rounds
+    values["samples"] = rounds - plan.burn_in
+    values["step_size"] = plan.step_size[-1]
+    values.update(plan.dynamics.constants)
+    return values
+
+
+def _round_values(plan: Plan) -> JsonObject:
+    """Return what plan.json has of the rounds and of the regimes that they are in."""
+    by_round = ("step_size", "gain", "threshold", "active_devices", "bound")
+    regimes = ("regime", "regime_share")
+    return _attributes(plan, by_round + regimes)
+
+
+def _plan_values(plan: Plan, seconds: float) -> JsonObject:
+    """Return what plan.json has of the plan as a whole."""
+    values = _attributes(plan, ("objective", "lower_bound", "gap", "warnings"))
+    values["warning_codes"] = codes(plan.notices)
+    values["max_round_noise"] = plan.certificate.noise_limit
+    values["channel_uses"] = channel_uses(plan)
+    values["seconds"] = seconds
+    values["version"] = __version__
+    values["plan_digest"] = plan.checksum
+    return values
+
+
+def _input_values(scenario: Scenario, inputs: Inputs, plan: Plan) -> JsonObject:
+    """Return what plan.json has of the scenario and of what was built from it."""
+    posterior = inputs.posterior
+    class_names = None
+    if isinstance(posterior, Predicts):
+        class_names = posterior.class_names
+    whitening = None
+    if inputs.release is not None:
+        budget = plan.privacy.budget(plan.devices)
+        whitening = inputs.release.summary(budget)
+    is_whitened = posterior.coordinates is not None
+    return {
+        "classes": class_names,
+        "coordinates": "whitened" if is_whitened else "parameters",
+        "whitening": whitening,
+        "energy": transmit_energy(plan, inputs.link),
+        "not_covered": [vars(item) for item in inputs.not_covered],
+        "scenario": _json_scenario(scenario),
+        "files": file_digests(scenario, PUBLIC_FILES),
+    }
+
+
+def _privacy_values(plan: Plan, compare: bool) -> JsonObject:
+    """Return `privacy` of plan.json."""
+    budget = plan.privacy.budget(plan.devices)
+    has_ledger = plan.ledger.any()
+    clips_examples = np.isfinite(plan.example_clip).all()
+    values = _attributes(plan.privacy, ("accountant", "unit", "adjacency"))
+    values |= _attributes(plan, ("rounding", "epsilon_spent"))
+    values["budget"] = budget.min()
+    values["budgets"] = budget
+    values["example_clip"] = plan.example_clip if clips_examples else None
+    values["spent_before"] = plan.ledger if has_ledger else None
+    values["epsilon_by"] = _epsilon_by(plan, compare)
+    values["epsilon_each"] = None
+    values["spent"] = None
+    values["spent_max"] = None
+    if plan.clips:
+        spent = plan.spent
+        values["epsilon_each"] = plan.privacy.epsilons_spent(spent + plan.ledger)
+        values["spent"] = spent
+        values["spent_max"] = spent.max()
+    return values
+
+
+def _attributes(source: object, names: Iterable[str]) -> JsonObject:
+    """Return attributes by name."""
     return {name: getattr(source, name) for name in names}
 
 
 def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
     """Return ε of the worst device by each accountant; None where nothing is promised."""
-    privacy, total = plan.privacy, plan.spent + plan.ledger
+    privacy = plan.privacy
     if not plan.clips or privacy.delta is None:
         return None
-    found: dict[str, float | None] = {
-        name: privacy.epsilon_spent(total, name) for name in ACCOUNTANTS
-    }
-    each = privacy.epsilons_spent(total, "exact")
-    if compare and each is not None:
-        worst = int(np.argmax(each))
-        rounds = np.append(plan.loss[:, worst], plan.ledger[worst])
-        delta = float(np.broadcast_to(privacy.delta, each.shape)[worst])
-        found |= epsilon_by_dp_accounting(rounds[rounds > 0], delta)
-    return found
+    total = plan.spent + plan.ledger
+    epsilon_by: dict[str, float | None] = {}
+    for accountant in ACCOUNTANTS:
+        epsilon_by[accountant] = privacy.epsilon_spent(total, accountant)
+    exact_epsilons = privacy.epsilons_spent(total, "exact")
+    if compare and exact_epsilons is not None:
+        worst_device = int(np.argmax(exact_epsilons))
+        losses = np.append(plan.loss[:, worst_device], plan.ledger[worst_device])
+        deltas = np.broadcast_to(privacy.delta, exact_epsilons.shape)
+        delta = float(deltas[worst_device])
+        epsilon_by |= epsilon_by_dp_accounting(losses[losses > 0], delta)
+    return epsilon_by
 
 
 def _json_scenario(scenario: Scenario) -> JsonObject:
-    """Return the keys that were set; JSON cannot write infinity, and one key has a default that is not it."""
+    """Return the keys that were set, without infinities, which JSON cannot write.
+
+    Infinity is the default of every key that allows it but `policy.max_round_noise`,
+    which is written as the text "inf".
+    """
     content: dict[str, JsonObject] = scenario.model_dump(
-        exclude_unset=True, exclude_none=True
+        exclude_unset=True,
+        exclude_none=True,
     )
     if scenario.policy.max_round_noise == math.inf:
         content["policy"]["max_round_noise"] = "inf"
-    return {
-        name: {key: value for key, value in keys.items() if value != math.inf}
-        for name, keys in content.items()
-    }
+    finite: JsonObject = {}
+    for section, values in content.items():
+        finite[section] = {
+            key: value for key, value in values.items() if value != math.inf
+        }
+    return finite
+
+
+EVALUATED = (
+    "exact_w2_sq",
+    "exact_ess_min",
+    "rhat_max",
+    "ess_min",
+    "ess_tail_min",
+    "frozen",
+    "clip_rate",
+    "example_clip_rate",
+    "epsilon_spent",
+    "adjacency",
+    "coverage",
+)
+"""Values of an evaluation that summary.json has under the same names."""
 
 
 def summary_document(
@@ -543,49 +672,40 @@ def summary_document(
     ledger: Mapping[str, object] | None,
     seconds: float,
 ) -> JsonObject:
-    """Return the content of summary.json, plain data.
+    """Return the content of summary.json.
+
+    It is plain data: numbers that are not finite are None. Warnings of the chains come
+    before those of the plan. Advice is added by those who ask for it, and `diagnosis`
+    is None here.
 
     Args:
         evaluation: of the trace.
         plan: the content of plan.json.
         notices: of the plan, those that every run has last.
-        ledger: as `ledger_document` gives it.
+        ledger: as `ledger_document` returns it.
         seconds: that the run took.
+
+    Returns:
+        The values of `SummaryFile` by name, in its order.
     """
-    distance, scores = evaluation.w2_sq, evaluation.scores
-    notices = (*evaluation.notices, *notices)
-    document = {
-        **_attributes(
-            evaluation,
-            "exact_w2_sq",
-            "exact_ess_min",
-            "rhat_max",
-            "ess_min",
-            "ess_tail_min",
-            "frozen",
-        ),
-        **_attributes(
-            evaluation,
-            "clip_rate",
-            "example_clip_rate",
-            "epsilon_spent",
-            "adjacency",
-            "coverage",
-        ),
-        **evaluation.mean_scores,
-        "owner_only": OWNER_ONLY,
-        "w2_sq": None
-        if distance is None
-        else _attributes(distance, *DistancePart.model_fields),
-        "reliability": reliability(scores) if isinstance(scores, Calibration) else None,
-        "functions": {
-            name: found._asdict() for name, found in evaluation.functions.items()
-        },
-        "diagnosis": None,
-        "not_covered": plan.get("not_covered", []),
-        "warnings": texts(notices),
-        "warning_codes": codes(notices),
-        "seconds": seconds,
-        "ledger": ledger,
-    }
+    document = _attributes(evaluation, EVALUATED)
+    document |= evaluation.mean_scores
+    document["owner_only"] = OWNER_ONLY
+    document["w2_sq"] = None
+    if evaluation.w2_sq is not None:
+        document["w2_sq"] = _attributes(evaluation.w2_sq, DistancePart.model_fields)
+    document["reliability"] = None
+    if isinstance(evaluation.scores, Calibration):
+        document["reliability"] = reliability(evaluation.scores)
+    functions = {}
+    for name, diagnostics in evaluation.functions.items():
+        functions[name] = diagnostics._asdict()
+    document["functions"] = functions
+    document["diagnosis"] = None
+    document["not_covered"] = plan.get("not_covered", [])
+    all_notices = (*evaluation.notices, *notices)
+    document["warnings"] = texts(all_notices)
+    document["warning_codes"] = codes(all_notices)
+    document["seconds"] = seconds
+    document["ledger"] = ledger
     return SummaryFile.model_validate(plain(document)).model_dump(exclude_unset=True)
