@@ -81,7 +81,7 @@ def values(file, group):
 
 def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call):
     theta = first_chain(run)
-    publish_run(run, tmp_path / "m.nc", what="moments")
+    publish_run(run, tmp_path / "m.nc", kind="moments")
     found, about = values(tmp_path / "m.nc", "moments")
     np.testing.assert_allclose(found["mean"], theta.mean(0))
     np.testing.assert_allclose(found["covariance"], np.cov(theta.T))
@@ -98,7 +98,7 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
         publish_run(
             run,
             tmp_path / f"p{number}.nc",
-            what="predictions",
+            kind="predictions",
             features=tmp_path / name,
         )
         found, _ = values(tmp_path / f"p{number}.nc", "predictions")
@@ -123,7 +123,7 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
     assert names_key(err, "--features", "rows of 1")
     np.save(tmp_path / "one.npy", X[:, :1])
     publish_run(
-        run, tmp_path / "c.nc", what="predictions", features=tmp_path / "one.npy"
+        run, tmp_path / "c.nc", kind="predictions", features=tmp_path / "one.npy"
     )
     found, about = values(tmp_path / "c.nc", "predictions")
     logits = np.einsum(
@@ -166,16 +166,16 @@ def test_what_cannot_be_published(run, tmp_path, call):
     for options, key, fact in (
         ({"chains": 3}, "--chains", "3 times"),
         ({"chains": 0}, "--chains", 1),
-        ({"what": "keys"}, "--what", "draws, predictions, moments"),
-        ({"what": "predictions"}, "--features", "missing"),
+        ({"kind": "keys"}, "--what", "draws, predictions, moments"),
+        ({"kind": "predictions"}, "--features", "missing"),
         (
-            {"what": "predictions", "features": run / "nothing"},
+            {"kind": "predictions", "features": run / "nothing"},
             "--features",
             run / "nothing",
         ),
         ({"features": run / "plan.json"}, "--features", "--what"),
         (
-            {"what": "predictions", "features": run / "plan.json"},
+            {"kind": "predictions", "features": run / "plan.json"},
             "--features",
             "npy",
         ),

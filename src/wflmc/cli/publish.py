@@ -49,7 +49,7 @@ def command(
     statement = publish_run(
         Path(run).expanduser(),
         target,
-        what=what,
+        kind=what,
         chains=chains,
         features=given,
         accept=accept,

@@ -86,7 +86,7 @@ Causes = Annotated[list[JsonObject], AfterValidator(_check_causes)]
 
 
 class Document(BaseModel, extra="allow"):
-    """Part of a JSON file; keys that other commands or versions add stay as they are."""
+    """Part of a JSON file; keys that other commands or versions add are not changed."""
 
 
 class Constants(Document):
@@ -203,7 +203,7 @@ class PlanFile(Document):
     noise: str = "simulated"
     """Who adds it, where devices were a federation's."""
     own_data: bool = False
-    """Whether devices brought their own data, for which those of the scenario stand in."""
+    """Whether devices brought their own data; those of the scenario stand in for it."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -274,7 +274,8 @@ class Federation(Document):
     releases: int = 1
     """Chains of the same real devices that are published: losses are those of all."""
     own_data: bool = False
-    """Whether devices brought their own data: then nothing is compared with a posterior."""
+    """Whether devices brought their own data, so that there is no posterior to compare
+    with."""
     asked: list[int]
     sent: list[int]
     absences: int
@@ -610,7 +611,7 @@ def _attributes(source: object, names: Iterable[str]) -> JsonObject:
 
 
 def _epsilon_by(plan: Plan, compare: bool) -> dict[str, float | None] | None:
-    """Return ε of the worst device by each accountant; None where nothing is promised."""
+    """Return ε of the worst device by every accountant, None where none is promised."""
     privacy = plan.privacy
     if not plan.clips or privacy.delta is None:
         return None

@@ -1,4 +1,4 @@
-"""A run from its plan to its files, stopped and resumed without losing a draw or a loss.
+"""A run from its plan to its files; one that is stopped loses no draw and no loss.
 
 While a run is under way its folder holds `.checkpoint` (plan, draws and progress) and
 `ledger.jsonl`; the other files are written at the end.
@@ -148,7 +148,7 @@ class RunTask(NamedTuple):
 
     @property
     def checkpoint(self) -> Path | None:
-        """Return the folder that progress, draws and the settings of the run are saved in.
+        """Return the folder of the progress, draws and settings of the run.
 
         It is None where the run has no folder: then nothing is written, and a run that
         is stopped cannot be resumed. The folder is deleted when the run has written its
@@ -413,7 +413,7 @@ def _refuse_folder(
         raise InputError(
             "--out",
             str(folder),
-            "another folder: draws of a secret seed cannot be repeated, and their "
+            "another folder: samples of a secret seed cannot be drawn again, and their "
             "losses add up with those of another run (--ledger keeps count of both)",
         )
     if not task.plan.clips:
@@ -563,7 +563,9 @@ def _stopped_task(folder: Path, memory: float | None) -> RunTask:
     loaded = load_plan(checkpoint, secret, "--resume")
     scenario = loaded.scenario
     if secret is None and scenario.sampler.seed == "secret":
-        requirement = "there: without it the noise of rounds that were sent is unknown"
+        requirement = (
+            "there: without it the noise of rounds that were sent is not known"
+        )
         raise InputError("--resume", str(path), requirement)
     return RunTask(
         scenario=scenario,

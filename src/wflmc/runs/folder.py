@@ -1,9 +1,9 @@
-"""A run folder: written whole, and read again part by part.
+"""A run folder: written completely or not at all, and read again part by part.
 
 A file that is damaged, or belongs to another run, is refused by name.
 
-Beside the files of the run, `digests.json` has the SHA-256 of each. It is for the owner of the data, as all of the
-folder is.
+Beside the files of the run, `digests.json` has the SHA-256 of each. It is for the owner
+of the data, as all of the folder is.
 """
 
 import hashlib
@@ -44,9 +44,13 @@ from wflmc.support.errors import InputError
 from wflmc.support.storage import replacing
 
 DIGESTS = "digests.json"
+"""The file with the SHA-256 of all others."""
 QUOTES = "'\""
+"""Characters around the message of a `KeyError`."""
 TRACE_BYTES = 2**28
-"""Of samples that are read; of longer traces every so many-th."""
+"""Memory of the draws that are read, in float32; longer traces are thinned."""
+FLOAT32_BYTES = 4
+"""Bytes of a number in trace.nc."""
 
 
 def write_run(
@@ -61,7 +65,8 @@ def write_run(
 ) -> list[Path]:
     """Write the files of a run.
 
-    All of them have their room on the disk before the first takes its place.
+    All of them are on the disk before the first takes its place. The key of a secret
+    seed is left out of the trace.
 
     Args:
         folder: of the run.
@@ -76,7 +81,10 @@ def write_run(
         The files, among them the ledger where it is in the folder.
     """
     texts = _plan_texts(scenario, plan_document) | {"summary.json": to_json(summary)}
-    attributes: JsonObject = {"privacy": OWNER_ONLY, "scenario": texts[SCENARIO_FILE]}
+    attributes: JsonObject = {
+        "privacy": OWNER_ONLY,
+        "scenario": texts[SCENARIO_FILE],
+    }
     if scenario.sampler.seed == "secret":
         trace = replace(trace, key=None)
     else:
@@ -84,8 +92,9 @@ def write_run(
     with ExitStack() as stack:
         digests = stack.enter_context(replacing(folder / DIGESTS))
         hashes = _write_plan_and_texts(stack, folder, plan, texts)
-        trace.save(folder / "trace.nc", attributes)
-        hashes = {"trace.nc": _sha256(folder / "trace.nc"), **hashes}
+        trace_path = folder / "trace.nc"
+        trace.save(trace_path, attributes)
+        hashes = {"trace.nc": _sha256(trace_path), **hashes}
         digests.write(to_json(hashes).encode())
     files = [folder / name for name in (*hashes, DIGESTS)]
     if ledger is not None and ledger.resolve().parent == folder.resolve():
@@ -97,6 +106,8 @@ def write_plan(
     folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, object]
 ) -> list[Path]:
     """Write a plan that is yet to be run, as `wflmc plan --out` does.
+
+    The files of a plan that is there already are replaced together.
 
     Args:
         folder: where plan.npz, plan.json and scenario.toml go.
@@ -111,21 +122,29 @@ def write_plan(
         InputError: the folder has a run, whose plan would be replaced.
     """
     refuse_run(folder)
+    texts = _plan_texts(scenario, plan_document)
     with ExitStack() as stack:
-        hashes = _write_plan_and_texts(
-            stack, folder, plan, _plan_texts(scenario, plan_document)
-        )
+        hashes = _write_plan_and_texts(stack, folder, plan, texts)
     return [folder / name for name in hashes]
 
 
 def refuse_run(folder: Path) -> None:
-    """Refuse a folder that has a run, whose plan must not be replaced."""
-    if any(
-        (folder / name).exists() for name in ("trace.nc", "summary.json", ".checkpoint")
-    ):
-        raise InputError(
-            "--out", str(folder), "another folder: the run in it has its own plan"
-        )
+    """Refuse a folder that has a run, whose plan must not be replaced.
+
+    A run is there if any of its files is, or its checkpoint: draws and losses are
+    explained by the plan beside them. A folder with a plan alone passes, and so does
+    one that does not exist.
+
+    Args:
+        folder: where a plan is to be written.
+
+    Raises:
+        InputError: if there is a run, finished or stopped.
+    """
+    for name in ("trace.nc", "summary.json", ".checkpoint"):
+        if (folder / name).exists():
+            requirement = "another folder: the run in it has its own plan"
+            raise InputError("--out", str(folder), requirement)
 
 
 def _plan_texts(
@@ -156,22 +175,34 @@ def _write_plan_and_texts(
 
 
 def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | None:
-    """Return `ledger` of summary.json: its file, relative to the run folder if it is inside, and what it counts."""
+    """Return `ledger` of summary.json: its file, and what it counts.
+
+    `chain` is the hash of the last line, which depends on all lines before it, so that
+    a ledger that lost rounds is recognised.
+
+    Args:
+        ledger: that was charged; None where there is none.
+        folder: of the run. A ledger inside it is named by its relative path.
+
+    Returns:
+        Plain data, with the largest fraction of a device's budget that is spent (None
+        where no budget is finite); None for no ledger, or one without a file.
+    """
     if ledger is None or ledger.path is None:
         return None
-    path, home = ledger.path.resolve(), None if folder is None else folder.resolve()
+    path = ledger.path.resolve()
+    if folder is not None and path.is_relative_to(folder.resolve()):
+        path = path.relative_to(folder.resolve())
+    fraction = None
+    if np.isfinite(ledger.budget).any():
+        fractions = ledger.spent / ledger.budget
+        fraction = float(fractions.max())
     return {
-        "file": str(
-            path.relative_to(home)
-            if home is not None and path.is_relative_to(home)
-            else path
-        ),
+        "file": str(path),
         "rounds": len(ledger.entries),
         "chain": ledger.last_hash,
         "spent": ledger.spent.tolist(),
-        "share_of_budget": float((ledger.spent / ledger.budget).max())
-        if np.isfinite(ledger.budget).any()
-        else None,
+        "share_of_budget": fraction,
     }
 
 
@@ -181,7 +212,7 @@ class Draws(NamedTuple):
     theta: NDArray[np.float64]
     """[chain, draw, m]."""
     every: int
-    """1, or that only every so many-th draw was read."""
+    """The step between draws that were read: 1 where all of them were."""
     early: NDArray[np.float64] | None = None
     """[chain, round, m] of burn-in, where it was kept."""
 
@@ -203,16 +234,17 @@ class Run:
     draws: Draws | None
     ledger: Ledger | None
     inputs: Inputs | None
-    """Posterior, link and privacy, made again where the data are still there."""
+    """Posterior, link and privacy, rebuilt where the data are still there."""
     no_inputs: str
-    """Why they are not."""
+    """Why there are no inputs; empty where there are."""
 
     @property
     def posterior(self) -> Posterior | None:
-        """The posterior that was sampled, where its data are still there.
+        """Return the posterior that was sampled, where its data are still there.
 
-        It is None where devices brought their own data: the scenario's stand in for them,
-        and their posterior is another one.
+        It is None where the data are gone or have changed, and where devices brought
+        their own data: the scenario's stand in for them, and their posterior is another
+        one.
         """
         if self.inputs is None or self.plan.own_data:
             return None
@@ -220,34 +252,50 @@ class Run:
 
     @property
     def releases(self) -> int:
-        """Chains whose losses the numbers of privacy add up: more than one where real devices paid for several."""
+        """Return how many chains the numbers of privacy cover.
+
+        It is more than 1 only for federations whose real devices paid for several
+        chains. The chains of a simulation are replicas of one experiment, and its
+        numbers are those of any single one.
+        """
         federation = None if self.summary is None else self.summary.federation
         return 1 if federation is None else federation.releases
 
     @property
     def ideal(self) -> bool:
-        """Whether there is no channel between devices and server."""
+        """Return whether there is no channel between devices and server.
+
+        So it is for the policies "noiseless" and "noiseless-dp", which the paper
+        compares with: figures then have no transmit power to show.
+        """
         return not policy_named(self.scenario.policy.power).wireless
 
 
 def read_run(folder: Path) -> Run:
     """Return everything in the folder of a run, finished or stopped.
 
+    Files are compared with their digests and with one another first. Of a run that was
+    stopped before its end, the plan is that of the checkpoint, and there are no draws.
+    Missing data do not matter: the run then has no inputs.
+
+    Args:
+        folder: that `wflmc run --out` or `wflmc federate` has written.
+
+    Returns:
+        The plan, and every other part whose file is there.
+
     Raises:
         InputError: a file is damaged, or of another run.
     """
-    stopped, results = (
-        (folder / ".checkpoint" / "plan.json").exists(),
-        folder / "summary.json",
-    )
-    unfinished = stopped and not results.exists()
+    summary_path = folder / "summary.json"
+    stopped = (folder / ".checkpoint" / "plan.json").exists()
+    unfinished = stopped and not summary_path.exists()
     _check_digests(folder, stopped)
-    view = (folder / ".checkpoint" if unfinished else folder) / PLAN_DOCUMENT
+    plan_folder = folder / ".checkpoint" if unfinished else folder
+    view = plan_folder / PLAN_DOCUMENT
     plan = read_document(view, PlanFile, "report")
     saved_plan = _read_saved_plan(view.with_name(PLAN_FILE), plan)
-    summary = (
-        read_document(results, SummaryFile, "report") if results.exists() else None
-    )
+    summary = _read_summary(summary_path)
     scenario, text = _read_scenario(folder, plan)
     if not unfinished:
         planned = validate(plan.scenario, f"{view}: ")
@@ -269,6 +317,11 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def _read_summary(path: Path) -> SummaryFile | None:
+    """Return summary.json; None where the file is missing."""
+    return read_document(path, SummaryFile, "report") if path.exists() else None
+
+
 def _read_saved_plan(path: Path, document: PlanFile) -> Plan | None:
     """Return the plan of plan.npz; None where the file is missing."""
     return read_plan_file(path, document, "report") if path.exists() else None
@@ -279,12 +332,13 @@ def _reading(path: Path) -> Iterator[None]:
     """Name the file in what goes wrong while it is read."""
     try:
         yield
-    except Exception as error:  # a file that is damaged can fail in a dozen ways
+    except Exception as error:  # libraries raise many kinds of errors for damaged files
         reason = str(error).strip(QUOTES) or "it is damaged"
         raise InputError("report", str(path), f"as wflmc wrote it ({reason})") from None
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -294,20 +348,18 @@ def _check_digests(folder: Path, stopped: bool) -> None:
     if not (folder / DIGESTS).exists():
         return
     with _reading(folder / DIGESTS):
-        digests = dict(json.loads((folder / DIGESTS).read_text(encoding="utf-8")))
+        text = (folder / DIGESTS).read_text(encoding="utf-8")
+        digests = dict(json.loads(text))
+    hint = f"; `wflmc run --resume {folder}` may mend it" if stopped else ""
+    requirement = f"the file that its run wrote: the hash in {DIGESTS} differs{hint}"
     for name, digest in digests.items():
         path = folder / name
         if path.exists() and _sha256(path) != digest:
-            hint = f"; `wflmc run --resume {folder}` may mend it" * stopped
-            raise InputError(
-                "report",
-                str(path),
-                f"the file that its run wrote: the hash in {DIGESTS} differs{hint}",
-            )
+            raise InputError("report", str(path), requirement)
 
 
 def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
-    """Return the resolved scenario and its text; from the plan if the file is missing."""
+    """Return the resolved scenario and its text; from the plan where there is no file."""
     path = folder / "scenario.toml"
     if path.exists():
         with _reading(path):
@@ -328,14 +380,13 @@ def _rebuild(
     except OSError as error:
         return None, str(error)
     if ledger is not None and not ledger.is_about(inputs.posterior.digest):
-        return (
-            None,
-            "The data have changed since: they are not those that the ledger is about.",
-        )
+        reason = "they are not those that the ledger is about"
+        return None, f"The data have changed since: {reason}."
     return inputs, ""
 
 
 def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
+    """Return the draws of trace.nc, thinned to `TRACE_BYTES`; None without any."""
     import h5netcdf
 
     if not path.exists():
@@ -343,18 +394,21 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
     with _reading(path), h5netcdf.File(path) as file:
         if "predictions/probability" in file:
             return None
-        theta, warmup = file["posterior/theta"], file.get("warmup_posterior/theta")
+        theta = file["posterior/theta"]
         chains, draws, dim = theta.shape
-        draws = min(draws, plan.constants.samples)  # a crash may have left more
-        if (draws, dim) != (plan.constants.samples, plan.constants.dim):
+        samples = plan.constants.samples
+        draws = min(draws, samples)  # a crash may have left more
+        if (draws, dim) != (samples, plan.constants.dim):
             raise ValueError("its samples are not those of plan.json")
-        every = min(draws, max(1, -(-(4 * chains * draws * dim) // TRACE_BYTES)))
-        early = (
-            None
-            if warmup is None or not warmup.shape[1]
-            else np.asarray(warmup[:, ::every], dtype=float)
-        )
-        return Draws(np.asarray(theta[:, :draws:every], dtype=float), every, early)
+        trace_bytes = FLOAT32_BYTES * chains * draws * dim
+        needed_step = -(-trace_bytes // TRACE_BYTES)
+        step = min(draws, max(1, needed_step))
+        early = None
+        warmup = file.get("warmup_posterior/theta")
+        if warmup is not None and warmup.shape[1]:
+            early = np.asarray(warmup[:, ::step], dtype=float)
+        thinned = np.asarray(theta[:, :draws:step], dtype=float)
+        return Draws(thinned, step, early)
 
 
 def _read_ledger(
@@ -371,6 +425,7 @@ def _read_ledger(
         ledger = Ledger(build_privacy(scenario), devices, path=path, read_only=True)
         if part is not None and part.chain not in ledger.line_hashes:
             raise ValueError(
-                "rounds are missing that summary.json counts, or it is another run's ledger"
+                "rounds are missing that summary.json counts, or it is another run's "
+                "ledger"
             )
     return ledger

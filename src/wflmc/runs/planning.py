@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from wflmc.dynamics import Array
 from wflmc.evaluation import choose_burn_in
@@ -31,12 +32,13 @@ from wflmc.support.notices import NoticeCode
 PLAN_DOCUMENT = "plan.json"
 """The readable view of a plan, beside its file."""
 SCENARIO_FILE = "scenario.toml"
+"""The resolved scenario of a plan, beside its file."""
 SAME = 1 + 1e-9
-"""Ratio of numbers that count as equal: other processors round otherwise."""
+"""Ratio up to which numbers count as equal: processors round differently."""
 NO_PLAN = (
     "a plan.npz or plan.json, or a folder with these, as `wflmc plan --out` writes them"
 )
-"""What names a plan."""
+"""What an option that names a plan must be."""
 VIEWED_ROUNDS = ("step_size", "gain", "threshold", "active_devices", "bound")
 """Lists of plan.json that have to be those of the plan, one number for every round."""
 VIEWED_CONSTANTS = ("mu", "L", "gamma", "dim", "devices", "burn_in", "initial_w2_sq")
@@ -66,27 +68,35 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a scenario.
 
+    Its warnings are those of the scenario, of the plan and of what ε does not cover, in
+    this order. With public moments the warning about unscaled features is left out, as
+    a plan then says nothing about the data.
+
     Args:
-        scenario: what is planned.
+        scenario: what is planned; `burn_in = "auto"` is settled first.
         inputs: of the scenario.
         solver: own, or cvxpy as a reference.
         ledger: privacy loss that devices have spent before, [K], a release that
             whitening took included; by default that release alone.
+
+    Returns:
+        The plan, which has not charged any ledger.
+
+    Raises:
+        InputError: if the scenario allows no plan.
     """
     scenario = settle_burn_in(scenario, inputs)
     request = plan_request(scenario, inputs, ledger)
-    request = replace(request, policy=replace(request.policy, solver=solver))
+    policy = replace(request.policy, solver=solver)
+    request = replace(request, policy=policy)
     result = plan_from(inputs.posterior, request)
-    notices = result.notices
-    if inputs.public:  # a plan then says nothing about the data
-        notices = tuple(
-            notice
-            for notice in notices
-            if notice.code != NoticeCode.FEATURES_NOT_SCALED
-        )
-    return result.with_notices(
-        (*inputs.notices, *notices, *data_notices(inputs.not_covered))
-    )
+    notices = list(inputs.notices)
+    for notice in result.notices:
+        is_about_data = notice.code == NoticeCode.FEATURES_NOT_SCALED
+        if not (inputs.public and is_about_data):
+            notices.append(notice)
+    notices += data_notices(inputs.not_covered)
+    return result.with_notices(notices)
 
 
 def spent_before(
@@ -97,21 +107,34 @@ def spent_before(
 ) -> Array | None:
     """Return the privacy loss that devices have spent by a ledger, [K].
 
+    A whitening release that the ledger has not yet paid for is added: the run pays for
+    it before its first round.
+
     Args:
         path: of the ledger; None where there is none.
         inputs: of the scenario, whose whitening release is about to be spent as well.
         must_exist: whether a ledger that is not there is refused.
 
     Returns:
-        The loss of every device; None of a ledger that is yet to be begun.
+        The loss of every device; None without a path, and for a ledger that is yet to
+        be begun.
+
+    Raises:
+        InputError: if the ledger is missing though it must exist, is damaged, or is
+            about other devices.
     """
-    if path is None or not Path(path).exists():
-        if path is not None and must_exist:
+    if path is None:
+        return None
+    if not Path(path).exists():
+        if must_exist:
             raise InputError("--ledger", path, "a ledger that a run has written")
         return None
     posterior = inputs.posterior
     ledger = Ledger(
-        inputs.privacy, posterior.devices, subject=posterior.digest, path=path
+        inputs.privacy,
+        posterior.devices,
+        subject=posterior.digest,
+        path=path,
     )
     release = inputs.release
     is_paid = release is not None and ledger.rounds(release.name) > 0
@@ -119,15 +142,28 @@ def spent_before(
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
-    """Replace burn_in = "auto" by the rounds in which a noiseless pilot forgets its start."""
+    """Replace burn_in = "auto" by the rounds in which a noiseless pilot forgets its start.
+
+    The pilot runs on the scenario's data on this machine and sends nothing. Its noise
+    protects nobody, so that a secret seed is replaced by 0.
+
+    Args:
+        scenario: as written.
+        inputs: of the scenario.
+
+    Returns:
+        The scenario with a number of rounds; the same one where it has a number.
+    """
     section = scenario.sampler
     if section.burn_in != "auto":
         return scenario
-    key = jax.random.key(
-        0 if section.seed == "secret" else section.seed
-    )  # of the pilot, which protects nobody
+    seed = 0 if section.seed == "secret" else section.seed
     burn_in = choose_burn_in(
-        key, inputs.posterior, inputs.step_size, section.max_burn_in, inputs.dynamics
+        jax.random.key(seed),
+        inputs.posterior,
+        inputs.step_size,
+        section.max_burn_in,
+        inputs.dynamics,
     )
     return with_values(scenario, {"sampler.burn_in": burn_in})
 
@@ -138,12 +174,15 @@ def load_plan(
     """Load a plan from its files; nothing is planned again.
 
     plan.npz has the plan. plan.json, beside it, has its scenario, from which posterior
-    and link are made again.
+    and link are rebuilt. All that the files say twice must agree.
 
     Args:
         path: plan.npz, plan.json, or the folder of both.
         key: as of `build`.
         option: that names the files, for errors.
+
+    Returns:
+        The plan with its scenario, in which burn-in is a number.
 
     Raises:
         InputError: a file is missing, is damaged or has been changed, or belongs to
@@ -162,7 +201,10 @@ def load_plan(
 def plan_inputs(
     plan: Plan, document: PlanFile, *, key: jax.Array | None, view: Path, option: str
 ) -> Inputs:
-    """Return posterior, link and privacy of a plan, which its scenario gives again.
+    """Rebuild posterior, link and privacy of a plan from its scenario.
+
+    The scenario may have been edited together with its plan.json, and data may have
+    changed; so shapes, constants and the privacy promise are compared with the plan.
 
     Args:
         plan: the plan, whose shape and constants the data have to have.
@@ -171,8 +213,12 @@ def plan_inputs(
         view: the path of plan.json.
         option: that names the file, for errors.
 
+    Returns:
+        The inputs, as `build` returns them.
+
     Raises:
-        InputError: the data are missing, or have another shape or other constants.
+        InputError: the data are missing, or have another shape or other constants; or
+            the plan does not keep the scenario's promise.
     """
     inputs = _rebuild_inputs(document, key=key, view=view, option=option)
     policy = policy_named(validate(document.scenario, f"{option}: ").policy.power)
@@ -190,6 +236,9 @@ def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
     Args:
         path: of the file.
         option: that names the file, for errors.
+
+    Returns:
+        The plan with its scenario.
 
     Raises:
         InputError: the file is damaged, or the plan differs from what it says.
@@ -210,80 +259,107 @@ def open_plan(path: str | Path, option: str = "--plan") -> LoadedPlan:
     """Return the plan of plan.npz, of a folder, or of plan.json, with its scenario.
 
     It is loaded where there is a plan.npz, and planned again where there is none.
+
+    Args:
+        path: of either file, or of a folder with one or both.
+        option: that names the path, for errors.
+
+    Raises:
+        InputError: if there is neither file, or `load_plan` or `plan_again` refuses it.
     """
     file, view = _plan_files(path)
-    if not file.exists() and not view.exists():
-        raise InputError(option, str(path), NO_PLAN)
     if file.exists():
         return load_plan(path, option=option)
-    return plan_again(view, option)
+    if view.exists():
+        return plan_again(view, option)
+    raise InputError(option, str(path), NO_PLAN)
 
 
 def refuse_own_scenario(source: Path, folder: Path, scenario: Scenario) -> None:
     """Refuse to replace a scenario.toml that the user has written.
 
+    The resolved scenario is written under the same name, without comments. Replacing a
+    file by its own text is no loss, and is allowed: so is a run that is repeated.
+
     Args:
         source: the file that the scenario was read from.
         folder: where files are to be written.
         scenario: as resolved, which would be written.
+
+    Raises:
+        InputError: if the file would be replaced by another text.
     """
     file = source.expanduser().resolve()
-    replaced = file == folder.expanduser().resolve() / SCENARIO_FILE
-    if replaced and file.read_text(encoding="utf-8") != to_toml(scenario):
-        allowed = f"another folder: this would replace your {SCENARIO_FILE}"
-        raise InputError("--out", str(folder), allowed)
+    target = folder.expanduser().resolve() / SCENARIO_FILE
+    if file == target and file.read_text(encoding="utf-8") != to_toml(scenario):
+        requirement = f"another folder: this would replace your {SCENARIO_FILE}"
+        raise InputError("--out", str(folder), requirement)
 
 
 def read_plan_file(file: Path, document: PlanFile, option: str) -> Plan:
     """Return the plan of plan.npz, which has to be the one that plan.json describes.
 
+    The digest decides. Lists and constants are compared as well, since users read these
+    in plan.json, and an edited number must not look as if it had been run.
+
     Args:
         file: plan.npz.
         document: plan.json.
         option: that names the files, for errors.
+
+    Raises:
+        InputError: if the file is damaged, or plan.json says something else.
     """
     plan = Plan.load(file, key=option)
     if plan.checksum != document.plan_digest:
-        allowed = (
-            f"the plan that {PLAN_DOCUMENT} describes: plan_digest there is another's"
+        raise InputError(
+            option,
+            str(file),
+            f"the plan that {PLAN_DOCUMENT} describes: plan_digest there is another's",
         )
-        raise InputError(option, str(file), allowed)
     for name in VIEWED_ROUNDS:
         if getattr(document, name) != plain(getattr(plan, name)):
             raise InputError(f"{option}: {name}", "another list", f"as in {file.name}")
     for name in VIEWED_CONSTANTS:
         written = getattr(document.constants, name)
         if written != plain(getattr(plan, name)):
-            raise InputError(
-                f"{option}: constants.{name}", written, f"as in {file.name}"
-            )
+            key = f"{option}: constants.{name}"
+            raise InputError(key, written, f"as in {file.name}")
     return plan
 
 
 def _plan_files(path: str | Path) -> tuple[Path, Path]:
     """Return the file of a plan and the one of its view."""
-    given = Path(path).expanduser()
-    if given.is_dir():
-        return given / PLAN_FILE, given / PLAN_DOCUMENT
-    return given.with_suffix(".npz"), given.with_suffix(".json")
+    user_path = Path(path).expanduser()
+    if user_path.is_dir():
+        return user_path / PLAN_FILE, user_path / PLAN_DOCUMENT
+    return user_path.with_suffix(".npz"), user_path.with_suffix(".json")
 
 
 def check_scenario_file(path: Path, scenario: Scenario, option: str) -> None:
     """Refuse a scenario.toml beside a plan that is not the plan's own scenario.
 
+    Values are compared key by key after defaults are filled in, so that comments and
+    the order of keys do not matter, and the first difference is named.
+
     Args:
         path: of the file; nothing is refused where there is none.
         scenario: of the plan.
         option: that names the plan, for errors.
+
+    Raises:
+        InputError: if a value differs, or the file cannot be read.
     """
     if not path.exists():
         return
     written = load_scenario(path)
-    for section, keys in written.model_dump().items():
-        for name, value in keys.items():
-            if not _same_value(value, getattr(getattr(scenario, section), name)):
-                allowed = f"the scenario of the plan: {section}.{name} has changed"
-                raise InputError(option, str(path), allowed)
+    for section, values in written.model_dump().items():
+        planned_section = getattr(scenario, section)
+        for name, value in values.items():
+            planned_value = getattr(planned_section, name)
+            if not _same_value(value, planned_value):
+                requirement = f"the scenario of the plan: {section}.{name} has changed"
+                raise InputError(option, str(path), requirement)
 
 
 def _same_value(first: object, second: object) -> bool:
@@ -297,21 +373,27 @@ def _rebuild_inputs(
 ) -> Inputs:
     """Return posterior, link and privacy of a plan's scenario."""
     scenario = validate(document.scenario, f"{option}: ")
-    for name, digest in file_digests(
-        scenario, {*PUBLIC_FILES, *document.files}
-    ).items():
+    digests = file_digests(scenario, {*PUBLIC_FILES, *document.files})
+    for name, digest in digests.items():
         if document.files.get(name) != digest:
-            allowed = "the file that the plan was made with; it has changed since"
-            raise InputError(f"{option}: {name}", str(view), allowed)
+            requirement = "the file that the plan was made with; it has changed since"
+            raise InputError(f"{option}: {name}", str(view), requirement)
     whitened = scenario.posterior.preconditioner == "private-whiten"
     if key is None and scenario.sampler.seed == "secret" and whitened:
-        allowed = "a number with private-whiten: a secret key is deleted when its run ends, and the release with it"
-        raise InputError(f"{option}: sampler.seed", "secret", allowed)
+        raise InputError(
+            f"{option}: sampler.seed",
+            "secret",
+            "a number with private-whiten: a secret key is deleted when its run ends, "
+            "and the release with it",
+        )
     inputs = build(scenario, key)
     # The scenario no longer shows what was settled in the plan.
-    known = {item.name for item in inputs.not_covered}
-    settled = [item for item in document.not_covered if item.name not in known]
-    return inputs._replace(not_covered=(*inputs.not_covered, *settled))
+    rebuilt_names = {item.name for item in inputs.not_covered}
+    not_covered = list(inputs.not_covered)
+    for item in document.not_covered:
+        if item.name not in rebuilt_names:
+            not_covered.append(item)
+    return inputs._replace(not_covered=tuple(not_covered))
 
 
 def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
@@ -325,19 +407,22 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
     """
     posterior = inputs.posterior
     same_shape = (plan.devices, plan.dim) == (posterior.devices, posterior.dim)
-    if not same_shape or not np.array_equal(plan.context.sizes, posterior.sizes):
-        allowed = (
-            "a plan for data of the same numbers of devices, parameters and examples"
+    same_sizes = np.array_equal(plan.context.sizes, posterior.sizes)
+    if not same_shape or not same_sizes:
+        raise InputError(
+            option,
+            str(view),
+            "a plan for data of the same numbers of devices, parameters and examples",
         )
-        raise InputError(option, str(view), allowed)
     constants = {"mu": posterior.mu, "L": posterior.L}
     if posterior.curvature_is_loose:  # plans may then have a smaller L
         del constants["L"]
     for name, value in constants.items():
         planned = getattr(plan, name)
         if not math.isclose(planned, value, rel_tol=SAME - 1):
-            allowed = f"{float(value)!r}, as the data and the scenario give now"
-            raise InputError(f"{option}: constants.{name}", planned, allowed)
+            key = f"{option}: constants.{name}"
+            requirement = f"{float(value)!r}, as the data and the scenario give now"
+            raise InputError(key, planned, requirement)
 
 
 def _check_promise(
@@ -359,38 +444,39 @@ def _check_promise(
     if plan.enforced and plan.clips:
         budget = plan.privacy.budget(plan.devices)
         overspends = bool(np.any(plan.spent + plan.ledger > budget * SAME))
-    allowed = ""
+    requirement = ""
     if not (same_noise and same_policy and _same_promise(plan, inputs)):
-        allowed = (
+        requirement = (
             "a plan for the promise, the policy and the noise power of its scenario"
         )
     elif forgets_release:
-        allowed = "a plan that counts what the release for whitening has spent"
+        requirement = "a plan that counts what the release for whitening has spent"
     elif overspends:
-        allowed = "a plan within every privacy budget"
-    if allowed:
-        raise InputError(option, str(view), allowed)
+        requirement = "a plan within every privacy budget"
+    if requirement:
+        raise InputError(option, str(view), requirement)
 
 
 def _same_promise(plan: Plan, inputs: Inputs) -> bool:
     """Return whether a plan keeps the promise of a scenario."""
     promise = inputs.privacy
     planned = plan.privacy
-    texts = ("accountant", "unit", "adjacency")
+    for name in ("accountant", "unit", "adjacency"):
+        if getattr(promise, name) != getattr(planned, name):
+            return False
     numbers = ["epsilon", "delta", "clip"]
     if promise.example_clip is not None:  # else the planner may have chosen one
         numbers.append("example_clip")
-    return all(
-        getattr(promise, name) == getattr(planned, name) for name in texts
-    ) and all(
-        np.array_equal(_numbers(promise, name), _numbers(planned, name))
-        for name in numbers
-    )
+    for name in numbers:
+        promised_values = _as_array(getattr(promise, name))
+        planned_values = _as_array(getattr(planned, name))
+        if not np.array_equal(promised_values, planned_values):
+            return False
+    return True
 
 
-def _numbers(source: object, name: str) -> Array:
+def _as_array(value: ArrayLike | None) -> Array:
     """Return one or several numbers of a promise, none for None."""
-    value = getattr(source, name)
     return np.zeros(0) if value is None else np.asarray(value, dtype=float)
 
 
@@ -403,18 +489,23 @@ def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
         if not _is_close(value, written):
             key = f"{option}: constants.{name}"
             raise InputError(key, written, f"{value!r}, as its scenario gives")
-    budget = plain(float(plan.privacy.budget(plan.devices).min()))
-    if not _is_close(budget, document.privacy.budget):
+    smallest_budget = plan.privacy.budget(plan.devices).min()
+    budget = plain(float(smallest_budget))
+    written_budget = document.privacy.budget
+    if not _is_close(budget, written_budget):
         key = f"{option}: privacy.budget"
-        raise InputError(
-            key, document.privacy.budget, f"{budget!r}, as its scenario gives"
-        )
+        requirement = f"{budget!r}, as its scenario gives"
+        raise InputError(key, written_budget, requirement)
     for name in ("step_size", "gain", "active_devices"):
         planned = np.asarray(getattr(plan, name), dtype=float)
         written = np.asarray(getattr(document, name), dtype=float)
         if not np.allclose(written, planned, rtol=SAME - 1, atol=0.0):
-            allowed = "what the plan's own scenario gives; `wflmc plan --out DIR` writes a plan that is run as it is"
-            raise InputError(f"{option}: {name}", "another list", allowed)
+            raise InputError(
+                f"{option}: {name}",
+                "another list",
+                "what the plan's own scenario gives; `wflmc plan --out DIR` writes a "
+                "plan that is run as it is",
+            )
 
 
 def _is_close(first: float | None, second: float | None) -> bool:
@@ -437,7 +528,9 @@ def extend_plan(
 ) -> ExtendedPlan:
     """Return scenario and plan with more rounds, from what is left of every budget.
 
-    The added rounds alone are planned, and joined with the plan as it is.
+    The added rounds alone are planned, from where the last one left the chains, and
+    joined with the plan as it is. They all are kept, and their step size is that of the
+    last round.
 
     Args:
         scenario: of the plan.
@@ -446,39 +539,47 @@ def extend_plan(
         more: number of rounds to add after the last.
         spent: by every device, [K], the plan's own rounds included.
 
+    Returns:
+        The joined plan, and the scenario with its number of samples and step sizes.
+
     Raises:
         InputError: nothing is left to spend.
     """
-    by_plan = plan.spent if plan.clips else np.zeros(plan.devices)
-    before = np.maximum(plan.ledger, spent - by_plan)
-    empty = np.flatnonzero(before + by_plan >= plan.privacy.budget(plan.devices) / SAME)
-    if plan.enforced and plan.clips and empty.size:
-        reason = f"here: nothing is left to spend of the budget of device {empty[0]}"
-        raise conflict("--more", more, reason)
-    last_step = float(plan.step_size[-1])
-    only_added = {
+    spent_by_plan = plan.spent if plan.clips else np.zeros(plan.devices)
+    before = np.maximum(plan.ledger, spent - spent_by_plan)
+    spent_in_all = before + spent_by_plan
+    if plan.enforced and plan.clips:
+        budget = plan.privacy.budget(plan.devices)
+        exhausted = np.flatnonzero(spent_in_all >= budget / SAME)
+        if exhausted.size:
+            raise conflict(
+                "--more",
+                more,
+                f"here: nothing is left to spend of the budget of device {exhausted[0]}",
+            )
+    added_values = {
         "sampler.step_schedule": "constant",
         "sampler.burn_in": 0,
         "sampler.samples": more,
-        "sampler.step_size": last_step,
+        "sampler.step_size": float(plan.step_size[-1]),
     }
-    request = plan_request(with_values(scenario, only_added), inputs, before + by_plan)
+    added_scenario = with_values(scenario, added_values)
+    request = plan_request(added_scenario, inputs, spent_in_all)
     start = plan.start + len(plan.rounds)
-    request = replace(
-        request, sampler=replace(request.sampler, start=start, before=plan)
-    )
+    sampler = replace(request.sampler, start=start, before=plan)
+    request = replace(request, sampler=sampler)
     if plan.bound is not None:
         request = replace(request, initial_w2_sq=float(plan.bound[-1]))
     added = plan_from(inputs.posterior, request)
-    whole = join_plans(plan, added)
-    whole = replace(whole, context=replace(whole.context, ledger=before))
-    whole = whole.with_notices(joined_notices(whole, [plan, added]))
-    steps = {
+    joined = join_plans(plan, added)
+    joined = replace(joined, context=replace(joined.context, ledger=before))
+    joined = joined.with_notices(joined_notices(joined, [plan, added]))
+    joined_values = {
         "sampler.step_schedule": "constant",
         "sampler.samples": scenario.sampler.samples + more,
-        "sampler.step_size": _one_or_per_round(whole.step_size),
+        "sampler.step_size": _one_or_per_round(joined.step_size),
     }
-    return ExtendedPlan(with_values(scenario, steps), whole)
+    return ExtendedPlan(with_values(scenario, joined_values), joined)
 
 
 def _one_or_per_round(steps: Array) -> float | list[float]:
