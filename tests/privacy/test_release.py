@@ -14,6 +14,7 @@ import wflmc
 from wflmc import channel
 from wflmc.privacy import releases
 from wflmc.privacy import whitening as preconditioning
+from wflmc.privacy.lattice import Lattice
 
 from ..error_tools import missing_facts, names_key, raises_input_error
 from ..plan_tools import with_context
@@ -352,3 +353,34 @@ def test_public_whitening_is_warned_about(scenario, call):
     found = warnings("preconditioner='none'", "prior_on='whitened'")
     assert "posterior.prior_on has no effect" in found
     assert "posterior.whiten_rounds has no effect" in found
+
+
+def test_the_lattice_has_room_for_what_arrives_more_strongly_than_intended(monkeypatch):
+    limits, norms = [], []
+    fitted = Lattice.fitted
+
+    def recorded_fit(**arguments):
+        limits.append(arguments["total"])
+        return fitted(**arguments)
+
+    def without_noise(lattice, signal):
+        norms.append(np.linalg.norm(signal))
+        return signal
+
+    monkeypatch.setattr(Lattice, "fitted", recorded_fit)
+    monkeypatch.setattr(Lattice, "noisy", without_noise)
+    link = wflmc.Link(channel.static(1.0), snr_db=200, csi_error=0.9, seed=4)
+    release = releases.ReleaseChannel(
+        jax.random.key(0),
+        link,
+        wflmc.Privacy(8, 0.01),
+        np.array([4, 4]),
+        uses=1,
+        rounds=range(3),
+        settings=np.zeros(1),
+        exact=True,
+    )
+    sums = np.full((2, 1), 8.0)  # as long as they may be
+    release.receive(3, sums, reach=2.0, moved_by=4.0, budget_fraction=0.5)
+    np.testing.assert_allclose(norms, limits)
+    assert release.mismatch.max() > 5

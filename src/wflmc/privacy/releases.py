@@ -167,8 +167,8 @@ class ReleaseChannel:
         amplitude = full_amplitude * np.sqrt(power_fraction)
 
         self.losses.append(loss)
-        signal = (amplitude * self.mismatch[block]) @ sent
-        received = self._add_noise(signal, loss, amplitude @ limit)
+        arriving = amplitude * self.mismatch[block]
+        received = self._add_noise(arriving @ sent, loss, arriving @ limit)
 
         weight = amplitude.sum(1)
         total_weight = float(weight @ (amplitude @ self.sizes))
