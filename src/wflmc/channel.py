@@ -443,7 +443,8 @@ def drawn_once(fading: Fading) -> Fading:
 
     It serves many plans of one link. Gains are remembered by the state of the generator
     and the number of devices; a shorter run has the first rounds of a longer one, as
-    those of a `Link` always are. What is drawn does not change.
+    those of a `Link` always are. What is drawn does not change; a generator whose gains
+    are remembered is left as it is.
 
     Args:
         fading: whose gains are remembered.

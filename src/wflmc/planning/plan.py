@@ -674,9 +674,10 @@ class Plan(Shown):
     def with_rounds(self, **arrays: Array | None) -> "Plan":
         """Return the plan with other arrays of its rounds.
 
-        The certificate stays that of the original plan: bound, objective and regime
-        are not computed again. Noise, loss and ε are properties, and follow the new
-        arrays.
+        It serves variants that nobody planned: an audit's slower steps, or the noise
+        that a federation's absent devices leave. The certificate stays that of the
+        original plan: bound, objective and regime are not computed again. Noise, loss
+        and ε are properties, and follow the new arrays.
 
         Args:
             **arrays: fields of `Rounds`, such as gain[S] or weight[S, K].
