@@ -63,7 +63,7 @@ EXACT_NOISE_LIMIT = 2.0
 The law knows of no clipping, and would make early rounds noisier than clipped gradients
 can undo.
 """
-MAX_FLOOR_BUDGET_FRACTION = 0.5
+MAX_TRANSCRIPT_FLOORS_FRACTION = 0.5
 """The largest fraction of a budget that a limit on the noise of rounds may take.
 
 It is for plans for transcripts.
@@ -710,7 +710,7 @@ class _Planning:
         if policy.objective == "transcript":
             floor = self._floor(1.0)
             of_power = (floor / power_cap).max()
-            of_budget = (floor @ active / budget).max() / MAX_FLOOR_BUDGET_FRACTION
+            of_budget = (floor @ active / budget).max() / MAX_TRANSCRIPT_FLOORS_FRACTION
             excess = float(np.max((of_power, of_budget)))
             return max(1.0, excess**0.5 * (1 + ROUNDING_MARGIN))
         return np.inf

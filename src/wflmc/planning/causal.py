@@ -36,11 +36,11 @@ FORGOTTEN_CORRELATION = 1e-2
 ROUNDS_PER_PLAN = 1 / 128
 """Fraction of the remaining rounds for which a plan serves: each of the last 128 rounds
 is planned afresh."""
-GAP_TOLERANCE = 1e-6
+CAUSAL_GAP_TOLERANCE = 1e-6
 """Relative gap to which the remaining rounds are planned."""
 LARGE_BUDGET_FRACTION = 1 / 8
 """A round that would spend more of what is left is planned afresh."""
-MAX_FLOOR_BUDGET_FRACTION = 0.9
+MAX_LATER_FLOORS_FRACTION = 0.9
 """The largest fraction of what is left that the floors of later rounds may take."""
 
 
@@ -419,7 +419,7 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
             remaining_problem = _remaining_problem(
                 outlook, problem, s, remaining=remaining, start=start
             )
-            solution = allocate(remaining_problem.program(), tol=GAP_TOLERANCE)
+            solution = allocate(remaining_problem.program(), tol=CAUSAL_GAP_TOLERANCE)
             serving = _ServingPlan(s, remaining_problem, solution.a)
             a[s] = solution.a[0]
         remaining = remaining - a[s] * active
@@ -477,20 +477,13 @@ def _remaining_problem(
     """
     # Two standard deviations more activity than expected: a device that runs dry spoils
     # a round.
-    p = outlook.active
-    deviation = np.sqrt(p * (1 - p) / max(len(p), 1))
-    later = outlook._replace(active=np.minimum(1.0, p + 2 * deviation))
+    probability = outlook.active
+    variance = probability * (1 - probability) / max(len(probability), 1)
+    cautious = np.minimum(1.0, probability + 2 * np.sqrt(variance))
+    later = outlook._replace(active=cautious)
     present = outlook_on_known(problem, slice(round_index, round_index + 1))
     rounds = present.then(later)
-    relative_scale = rounds.scale / problem.scale[round_index]
-    floor = problem.floor[round_index] * relative_scale**2
-    floor = np.minimum(floor, rounds.power_cap)
-    available = remaining - floor[0] * problem.active[round_index]
-    required = floor[1:] @ rounds.active[1:]
-    is_required = required > 0
-    usable = MAX_FLOOR_BUDGET_FRACTION * available[is_required]
-    affordable_fraction = usable / required[is_required]
-    floor[1:] *= np.min(affordable_fraction, initial=1.0)
+    floor = _affordable_floor(problem.floor[round_index], rounds, remaining)
     contraction = Contraction(*(part[round_index:] for part in problem.contraction))
     return replace(
         problem,
@@ -505,6 +498,28 @@ def _remaining_problem(
         budget=remaining,
         floor=floor,
     )
+
+
+def _affordable_floor(present_floor: float, rounds: Outlook, remaining: Array) -> Array:
+    """Return the least power of the present round and of the later ones, [n].
+
+    A limit on the noise asks for a power that goes with (K/K_a)². In the later rounds
+    it is lowered until all of them together are affordable.
+
+    Args:
+        present_floor: of the present round.
+        rounds: the present round and the later ones.
+        remaining: what is left of the budgets, [K].
+    """
+    relative_scale = rounds.scale / rounds.scale[0]
+    floor = np.minimum(present_floor * relative_scale**2, rounds.power_cap)
+    available = remaining - floor[0] * rounds.active[0]
+    required = floor[1:] @ rounds.active[1:]
+    is_required = required > 0
+    usable = MAX_LATER_FLOORS_FRACTION * available[is_required]
+    affordable_fraction = usable / required[is_required]
+    floor[1:] *= np.min(affordable_fraction, initial=1.0)
+    return floor
 
 
 def split_equally(problem: Problem) -> Allocation:

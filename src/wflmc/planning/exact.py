@@ -15,22 +15,15 @@ from numpy.typing import ArrayLike
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from wflmc.dynamics import Array, Motion, Response, diagonal_response
-from wflmc.planning.solvers.path_following import follow_path
-from wflmc.planning.solvers.program import HEADROOM, Bools
+from wflmc.planning.solvers.path_following import MAX_STEPS, follow_path
+from wflmc.planning.solvers.program import HEADROOM, MIN_POWER_FRACTION, Bools
 from wflmc.support.errors import InputError
 
 GAP_TOLERANCE = 1e-9
 """The relative gap at which the search ends."""
-MAX_STEPS = 100
-"""The most steps of one search."""
-MIN_POWER_FRACTION = 1e-12
-"""Every round gets at least this fraction of an even split of the tightest budget.
-
-Unlimited noise would improve nothing.
-"""
 MODERATION_TOLERANCE = 1e-7
 """Relative distance given away for a plan without needless noise."""
-ROUNDING = 1e-14
+DISTANCE_ROUNDING = 1e-14
 """Distances this small next to the posterior's own size are rounding."""
 SLOW_CENTERING = 0.3
 """Fraction of the present gap that every step of the slow search aims at."""
@@ -373,6 +366,7 @@ def _noise_limits(problem: NoiseProblem) -> NoiseLimits:
     binding = np.flatnonzero(largest_spending > budget)
     binding_budget = budget[binding][:, None]
     use = problem.active.T[binding] * (cost / binding_budget)
+    # Noise without limit would improve nothing.
     largest = use.max(0, initial=0.0) * cost.size / MIN_POWER_FRACTION
     useful = np.where(largest > 0, largest, np.inf)
     high = np.maximum(problem.low, np.minimum(problem.high, useful))
@@ -410,7 +404,7 @@ class NoiseIncumbent:
         self.v = v
         self.value = np.inf
         self.bound = float(distances.shift.max())
-        self.rounding = ROUNDING * distances.spread
+        self.rounding = DISTANCE_ROUNDING * distances.spread
         self.offer(v)
         # Noise whose trace alone is larger than this at a kept round is farther from
         # the posterior than v: it need not be looked at.

@@ -13,6 +13,7 @@ from wflmc.planning.options import PlanRequest
 from wflmc.planning.plan import Plan
 from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
+from wflmc.privacy.ledger import TOLERANCE
 from wflmc.support.notices import Notice, NoticeCode
 
 LARGE_FEATURE = 30.0
@@ -32,8 +33,6 @@ NOTHING_GAINED_RATIO = 10
 """Objective over the distance at the start, from which on sampling gains nothing."""
 REPORTED_GAP = 1e-6
 """The largest gap that is not worth a notice."""
-ROUNDING = 1e-9
-"""Relative margin by which a limit may be exceeded by rounding."""
 EXCESS_MARGIN = 1.05
 """Noise over Langevin's own, up to which a round counts as having no excess."""
 PRIVATE_DATA = "the devices' private data, which epsilon does not cover"
@@ -306,7 +305,7 @@ def _overspending(plan: Plan) -> Iterator[Notice]:
     """Yield a notice about devices that spend more than their privacy budget."""
     budget = plan.privacy.budget(plan.devices)
     total_spent = plan.spent + plan.ledger
-    count = np.sum(total_spent > budget * (1 + ROUNDING))
+    count = np.sum(total_spent > budget * (1 + TOLERANCE))
     if count:
         yield Notice(
             NoticeCode.BUDGET_EXCEEDED,
@@ -331,7 +330,7 @@ def _lost_chains(plan: Plan, factor: float) -> Iterator[Notice]:
     # m σ²/(2η Σ ℓ_k).
     has_excess = plan.noise_variance > EXCESS_MARGIN * plan.langevin_noise
     is_too_wide = squared_noise / (2 * reach) > plan.initial_w2_sq**0.5
-    exceeds_reach = np.sqrt(squared_noise) > reach * (1 + ROUNDING)
+    exceeds_reach = np.sqrt(squared_noise) > reach * (1 + TOLERANCE)
     count = np.sum(exceeds_reach & (has_excess | is_too_wide))
     if count:
         times = "" if factor == 1 else f"{factor:g} times "

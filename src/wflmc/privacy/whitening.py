@@ -32,7 +32,7 @@ MEAN_FRACTION = 0.2
 """The part of the release's loss, and of its rounds, that the mean takes."""
 TRACE_FRACTION = 0.05
 """The part of the release's loss for the mean squared norm, which takes one round."""
-MIN_ROUNDS = 3
+MIN_RELEASE_ROUNDS = 3
 """One round for each of the three sums."""
 
 
@@ -200,9 +200,12 @@ def _check_request(posterior: Regression, budget_fraction: float, rounds: int) -
         raise InputError(
             "whiten_share", budget_fraction, "above 0 and below 1", section="posterior"
         )
-    if rounds < MIN_ROUNDS:
+    if rounds < MIN_RELEASE_ROUNDS:
         raise InputError(
-            "whiten_rounds", rounds, f"at least {MIN_ROUNDS}", section="posterior"
+            "whiten_rounds",
+            rounds,
+            f"at least {MIN_RELEASE_ROUNDS}",
+            section="posterior",
         )
     if posterior.coordinates is not None:
         raise InputError(

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.planning.solvers.interior_point import PowerPath
-from wflmc.planning.solvers.path_following import follow_path
+from wflmc.planning.solvers.path_following import MAX_STEPS, follow_path
 from wflmc.planning.solvers.program import (
     HEADROOM,
+    MIN_POWER_FRACTION,
     Array,
     PowerProgram,
     Usage,
@@ -18,18 +19,11 @@ from wflmc.planning.solvers.program import (
     smallest_of_senders,
 )
 
-MAX_STEPS = 100
-"""The most steps along the central path."""
 MAX_STALLED_UPDATES = 5
 """Updates in a row that hardly helped, after which the search ends."""
 FORGOTTEN_LOG_WEIGHT = -45.0
 """Rounds of whose error a factor below e^−45 is left in the first kept round weigh less
 than 1e-39 in its bound: they get the least power."""
-MIN_POWER_FRACTION = 1e-12
-"""Fraction of an even split of the budget that every round gets at least.
-
-No round may have zero power, and this costs next to nothing.
-"""
 PRICE_SCALES = (0.0, *np.logspace(-4, 4, 33))
 """Factors on prices that are tried for a proof by a single round."""
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc.dynamics import Array
 from wflmc.planning.bound import Allocation, Problem
+from wflmc.planning.solvers.program import MIN_POWER_FRACTION
 
 LMC = "lmc-limited"
 """The noise that Langevin sampling needs limits the power."""
@@ -23,13 +24,6 @@ POLICY = "policy-limited"
 """Of rounds in which the policy transmits with less power than all limits allow."""
 LIMITS = (*REGIMES, POLICY)
 """What may limit the power of a round."""
-
-MIN_POWER_FRACTION = 1e-12
-"""Early rounds get at least this fraction of an equal part of the budget.
-
-The exact optimum falls like ρ^{−s} towards the first round and underflows in long runs;
-raising it costs at most this fraction of the budget.
-"""
 
 
 def regime(
@@ -161,6 +155,7 @@ def solve(problem: Problem) -> Allocation:
     budget = smallest_budget(problem)
     rate = -float(problem.contraction.log_rho[0])
     profile = _water_level(cap, budget, rate, problem.rounds)
+    # The optimum falls towards the first round, and underflows in long runs.
     smallest = MIN_POWER_FRACTION * budget / problem.rounds
     a = problem.within_budget(np.maximum(profile.a, smallest))
     return Allocation(a, _dual(problem, cap, budget, profile.level))

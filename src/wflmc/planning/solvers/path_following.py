@@ -7,6 +7,9 @@ the best of both. The proof rests on the incumbent alone, not on the path.
 
 from typing import Protocol, TypeVar
 
+MAX_STEPS = 100
+"""The most steps of one search along a path."""
+
 
 class InteriorPath(Protocol):
     """A primal-dual path towards the optimum."""

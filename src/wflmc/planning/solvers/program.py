@@ -23,6 +23,11 @@ HEADROOM = 1e-12
 
 Rounding then never overspends.
 """
+MIN_POWER_FRACTION = 1e-12
+"""The fraction of an even split of the budget that every round gets at least.
+
+No round may have zero power, and this costs next to nothing.
+"""
 MAX_BLOCK_PAIRS = 1 << 21
 """(round, device) pairs that are turned into floats at a time: 16 MiB."""
 MAX_BLOCK_ROUNDS = 1024
