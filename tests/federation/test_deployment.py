@@ -404,14 +404,14 @@ def test_a_server_that_nobody_answers_asks_again_and_gives_up(setting, capsys):
     def exchange(asks):
         return Reception(None, np.array([next(answers)]), {0: "not connected"})
 
-    assert serving.patient(exchange, wait=60, pause=0)(["ask"]).sent.any()
+    assert serving.repeat_until_answered(exchange, wait=60, pause=0)(["ask"]).sent.any()
     assert "asking again; device 0: not connected" in capsys.readouterr().out
 
     def silent(asks):
         return Reception(None, np.zeros(job.plan.devices, bool), {0: "late"})
 
     with pytest.raises(DeploymentError, match="No device has answered"):
-        serving.patient(silent, wait=0, pause=0)(["ask"])
+        serving.repeat_until_answered(silent, wait=0, pause=0)(["ask"])
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ pytest.importorskip(
 import flwr.app as flwr
 
 from wflmc.apps.federation.device import Device, client_app, open_device
-from wflmc.apps.federation.flower_server import Transport, meet
+from wflmc.apps.federation.flower_server import Transport, identify_devices
 from wflmc.apps.federation.messages import (
     RoundRequest,
+    printable_line,
     read_request,
-    short,
     write_request,
 )
 from wflmc.apps.federation.server import Server, read_log, serve, trace_of
@@ -316,7 +316,9 @@ def test_late_answers_are_not_read(made: Federation) -> None:
 
 def test_nodes_of_an_engine_say_who_they_are(made: Federation) -> None:
     grid = LocalGrid(made.app(), 5)
-    assert meet(Transport(grid, made.job, {}, deadline=0.0), wait=0.0) == NODES
+    assert (
+        identify_devices(Transport(grid, made.job, {}, deadline=0.0), wait=0.0) == NODES
+    )
 
 
 def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
@@ -426,7 +428,7 @@ def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
     assert (
-        short("\x1b[2J bad\nline \x07\u202e" + "x" * 1000)
+        printable_line("\x1b[2J bad\nline \x07\u202e" + "x" * 1000)
         == "?[2J bad line ??" + "x" * 184
     )
 

@@ -27,7 +27,7 @@ from wflmc.apps.federation.device import client_app, devices_in, open_device
 from wflmc.apps.federation.flower_server import (
     Transport,
     check_ready,
-    meet,
+    identify_devices,
     run_in_engine,
 )
 from wflmc.apps.federation.registration import DeploymentError, Node
@@ -295,7 +295,7 @@ def test_an_engine_whose_devices_cannot_read_their_data_names_them(
         return devices[k]
 
     with pytest.raises(DeploymentError) as stopped:
-        meet(
+        identify_devices(
             Transport(LocalGrid(client_app(find), 5), made.job, {}, deadline=0.0),
             wait=0.0,
         )

@@ -38,8 +38,8 @@ from wflmc.apps.federation.messages import (
     Reception,
     RejectedError,
     RoundRequest,
+    printable_line,
     read_reply,
-    short,
     write_request,
 )
 from wflmc.apps.federation.registration import DeploymentError, read_nodes
@@ -163,7 +163,7 @@ class Transport:
             sent = sent_of_message[message_id]
             device = sent.request.device
             if message is not None and message.has_error():
-                reason = short(message.error.reason)
+                reason = printable_line(message.error.reason)
                 absent[device] = f"error {message.error.code}: {reason}"
                 continue
             try:
@@ -285,10 +285,10 @@ class Transport:
 
 def _failure_reason(reason: str) -> str:
     """Return why a device is not ready; Flower adds the type of the error."""
-    return NOT_READY if NOT_READY in reason else short(reason)
+    return NOT_READY if NOT_READY in reason else printable_line(reason)
 
 
-def connected(grid: Grid, count: int, wait: float) -> list[int]:
+def wait_for_nodes(grid: Grid, count: int, wait: float) -> list[int]:
     """Wait until enough nodes are connected.
 
     Args:
@@ -307,7 +307,7 @@ def connected(grid: Grid, count: int, wait: float) -> list[int]:
     return nodes
 
 
-def meet(transport: Transport, wait: float) -> dict[int, int]:
+def identify_devices(transport: Transport, wait: float) -> dict[int, int]:
     """Find out which device is behind each node of Flower's simulation engine.
 
     The devices' own answers are trusted, as all of them are on this machine. Real
@@ -324,7 +324,7 @@ def meet(transport: Transport, wait: float) -> dict[int, int]:
         DeploymentError: devices cannot use their data; nothing of a round was sent.
     """
     devices = transport.job.plan.devices
-    nodes = connected(transport.grid, devices, wait)
+    nodes = wait_for_nodes(transport.grid, devices, wait)
     hello = transport.greet(nodes)
     if hello.failures:
         reason = next(iter(hello.failures.values()))
@@ -406,11 +406,11 @@ def main(grid: Grid, context: Context) -> None:
         f"waiting for {job.plan.devices} devices"
     )
     nodes = {row.node: row.device for row in read_nodes(folder)}
-    connected(grid, len(nodes), wait)
+    wait_for_nodes(grid, len(nodes), wait)
     transport = Transport(grid, job, nodes, deadline, poll=POLL_SECONDS)
     serve(
         server,
-        patient(transport, wait),
+        repeat_until_answered(transport, wait),
         notify=_notify,
         check=partial(check_ready, transport),
     )
@@ -428,7 +428,9 @@ def _check_ledger(server: Server) -> None:
         raise InputError("ledger", str(ledger.path), expected)
 
 
-def patient(exchange: Exchange, wait: float, pause: float = 5.0) -> Exchange:
+def repeat_until_answered(
+    exchange: Exchange, wait: float, pause: float = 5.0
+) -> Exchange:
     """Make an exchange repeat its requests as long as no device answers.
 
     A server without a network would otherwise run through all rounds for nothing.
@@ -513,7 +515,9 @@ def run_in_engine(
             grid: of the engine.
             context: of the run; not needed.
         """
-        nodes = meet(Transport(grid, server.job, {}, deadline), wait=deadline)
+        nodes = identify_devices(
+            Transport(grid, server.job, {}, deadline), wait=deadline
+        )
         transport = Transport(grid, server.job, nodes, deadline)
         serve(server, transport, progress)
 

@@ -434,7 +434,7 @@ def _check_norm(signal: NDArray[np.float32], limit: float) -> None:
     )
 
 
-def short(text: object) -> str:
+def printable_line(text: object) -> str:
     """Return the beginning of a text from another machine, safe to print.
 
     White space becomes single blanks, so that the text is one line. Characters that are
