@@ -538,17 +538,22 @@ def spent_figure(spending: Spending) -> Figure:
     if fractions is not None:
         budgets = [spending.budgets[device] for device in devices]
         items.append(Line(names, budgets, "budget", dash="", marker="_", width=2))
-    caption = (
-        "Bars show the privacy loss of every device, that of earlier runs included"
+    caption = _spent_caption(
+        drawn=len(devices), devices=len(total), has_budgets=fractions is not None
     )
-    if len(devices) < len(total):
-        caption = (
-            f"Bars show the {len(devices):,} of {len(total):,} devices that spend most: "
-            "their privacy loss, that of earlier runs included"
-        )
-    caption += "." if fractions is None else "; dashes show the budget."
     panel = Panel(items, Axis("privacy loss", zero=True))
     return Figure([panel], Axis("device", kind="category"), caption=caption)
+
+
+def _spent_caption(*, drawn: int, devices: int, has_budgets: bool) -> str:
+    """Return what bars of devices show, and the dashes where there are budgets."""
+    subject = "the privacy loss of every device"
+    if drawn < devices:
+        subject = (
+            f"the privacy loss of the {drawn:,} of {devices:,} devices that spend most"
+        )
+    ending = "; dashes show the budget." if has_budgets else "."
+    return f"Bars show {subject}, that of earlier runs included{ending}"
 
 
 def _spending_words(spending: Spending, device: int) -> str:

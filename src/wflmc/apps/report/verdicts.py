@@ -243,32 +243,20 @@ def _judge_distance(
         source: what it is from, in words.
         uncounted: whether gradients may have been clipped and nobody has counted.
     """
-    posterior: object = run.posterior
-    variance = np.nan
-    if isinstance(posterior, HasLaw):
-        variance = float(np.trace(posterior.exact.covariance))
+    variance = _total_variance(run)
     ratio = measured.excess / variance
-    numbers = f"W2² is {format_number(measured.excess)} {source}"
-    if np.isfinite(ratio):
-        numbers += (
-            f", {format_number(ratio)} times the posterior's total variance "
-            f"({format_number(variance)})"
-        )
-    start = run.plan.constants.initial_w2_sq
-    if start and run.plan.coordinates != "whitened":
-        numbers += f"; it was {format_number(start)} at the start"
+    numbers = _distance_words(run, measured.excess, variance, source)
     if uncounted:
         answer = f"{numbers}. Devices do not report how often they clipped."
         return _verdict("unknown", DISTANCE_QUESTION, answer)
     if np.isnan(ratio):
         return _verdict("unknown", DISTANCE_QUESTION, f"{numbers}.")
-    doubt = 2 * measured.floor_sd
-    if measured.excess <= doubt and measured.floor + doubt > CLOSE * variance:
+    if _is_lost_in_floor(measured, variance):
         answer = (
             f"Not known: {format_number(run.scenario.sampler.chains)} chains are too "
             f"few to tell. They show {format_number(measured.mean)}; as many perfect "
             f"ones would show {format_number(measured.floor)} ± "
-            f"{format_number(doubt, 2)}."
+            f"{format_number(2 * measured.floor_sd, 2)}."
         )
         return _verdict("unknown", DISTANCE_QUESTION, answer)
     if ratio < CLOSE:
@@ -279,6 +267,36 @@ def _judge_distance(
         answer = f"Far: these samples do not represent it. {numbers}."
         return _verdict("bad", DISTANCE_QUESTION, answer)
     return _verdict("note-mark", DISTANCE_QUESTION, f"Probably far. {numbers}.")
+
+
+def _total_variance(run: Run) -> float:
+    """Return the sum of the posterior's variances; nan where it has no exact law."""
+    posterior: object = run.posterior
+    if isinstance(posterior, HasLaw):
+        return float(np.trace(posterior.exact.covariance))
+    return float("nan")
+
+
+def _is_lost_in_floor(measured: MeasuredDistance, variance: float) -> bool:
+    """Return whether perfect samples would look as far, and that is not close."""
+    doubt = 2 * measured.floor_sd
+    is_within_floor = measured.excess <= doubt
+    return is_within_floor and measured.floor + doubt > CLOSE * variance
+
+
+def _distance_words(run: Run, w2_sq: float, variance: float, source: str) -> str:
+    """Return W2² with its source, beside the posterior's variance and the start."""
+    words = f"W2² is {format_number(w2_sq)} {source}"
+    ratio = w2_sq / variance
+    if np.isfinite(ratio):
+        words += (
+            f", {format_number(ratio)} times the posterior's total variance "
+            f"({format_number(variance)})"
+        )
+    start = run.plan.constants.initial_w2_sq
+    if start and run.plan.coordinates != "whitened":
+        words += f"; it was {format_number(start)} at the start"
+    return words
 
 
 def _measured(run: Run) -> MeasuredDistance | None:
