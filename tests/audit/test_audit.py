@@ -262,7 +262,7 @@ def test_false_alarms_are_rare(few):
 
 def test_a_plan_without_a_promise_needs_a_delta(few):
     plan = planned(few, wflmc.Privacy(clip=30), power="no-dp")
-    with raises_input_error("delta"):
+    with raises_input_error("delta", value=None):
         audit.audit(KEY, plan, trials=1000)
     assert audit.audit(KEY, plan, trials=TRIALS, delta=0.01).consistent
 
@@ -287,7 +287,7 @@ def test_bad_input(few, keywords, key):
 
 
 def test_nothing_is_promised_without_clipping(few):
-    with raises_input_error("policy.power"):
+    with raises_input_error("plan", "clip"):
         audit.audit(KEY, planned(few, power="noiseless"))
 
 

@@ -144,7 +144,7 @@ def test_server_noise_counted_as_privacy(plan, monkeypatch):
     assert audit.audit(KEY, plan, trials=TRIALS).consistent
     found = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
     assert "matched filter, part of the rounds" in found
-    with raises_input_error("factor"):
+    with raises_input_error("factor", value=1.0):
         audit.above_cap(plan, 1.0)
 
 
@@ -198,10 +198,10 @@ def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
     assert audit.audit_pair(
         KEY, plan, *sides, device=0, trials=20_000
     ).ratio == pytest.approx(0.95, abs=0.05)
-    with raises_input_error("differ"):
+    with raises_input_error("posterior", "differ"):
         audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
     lost = dataclasses.replace(few, linear=few.linear * np.nan)
-    with raises_input_error("finite"):
+    with raises_input_error("posterior", "finite"):
         audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
 
 

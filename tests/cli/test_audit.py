@@ -9,6 +9,7 @@ import pytest
 import wflmc
 
 from ..cli_tools import only_warnings, strict, with_set
+from ..error_tools import names_key
 
 SMALL = with_set(
     [
@@ -96,7 +97,8 @@ def test_for_people(audit):
     assert code == 0
     for part in (
         "matched filter",
-        "No attack found more than ε ≥",
+        "No attack",
+        "ε ≥",
         "99 % confidence",
         "claims",
         "simulation",
@@ -146,15 +148,15 @@ def test_a_broken_build_ends_with_code_1_after_printing(audit, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--trials", "10"], ["--trials = 10", "at least 1000"]),
-        (["--confidence", "1"], ["--confidence = 1.0", "below 1"]),
-        (["--device", "4"], ["--device = 4", "between 0 and 3"]),
-        (["--delta", "0"], ["--delta = 0.0", "above 0"]),
-        (["--seed", "-1"], ["--seed = -1", "between 0"]),
+        (["--trials", "10"], ["--trials = 10", "1000"]),
+        (["--confidence", "1"], ["--confidence = 1.0"]),
+        (["--device", "4"], ["--device = 4", "0 and 3"]),
+        (["--delta", "0"], ["--delta = 0.0"]),
+        (["--seed", "-1"], ["--seed = -1"]),
         (["--trials", "many"], ["--trials"]),
         (
             with_set(["policy.power=noiseless"]),
-            ["policy.power = 'noiseless'", "nothing is promised"],
+            ["policy.power = 'noiseless'"],
         ),
         (with_set(["link.snr=3"]), ["link.snr_db"]),
     ],
@@ -172,7 +174,7 @@ def test_no_privacy_constraint_asks_for_delta(call, tmp_path):
     path.write_text('[link]\nfading = "static"\n')
     code, _, err = call("audit", path, *SMALL, "--trials", "2000")
     assert code == 2
-    assert "--delta" in err
+    assert names_key(err, "--delta", "missing")
     assert call("audit", path, *SMALL, "--trials", "2000", "--delta", "0.01")[0] == 0
 
 

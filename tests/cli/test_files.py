@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ..cli_tools import write_gains
+from ..error_tools import names_key, text_of
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,7 @@ def test_bad_gain_files(call, scenario, tmp_path, table, part):
         "--json",
     )
     assert (code, out) == (2, "")
-    assert "link.gains" in err
-    assert part in err
+    assert names_key(err, "link.gains", part)
 
 
 def test_gain_files_are_used_as_they_are(plan_of, scenario, tmp_path):
@@ -46,9 +46,7 @@ def test_gain_files_are_used_as_they_are(plan_of, scenario, tmp_path):
     cap = document["constants"]["step_size"] / 2
     limit = np.minimum(5 * 100.0, cap * 900 / np.min(np.abs(table[:51]), axis=1) ** 2)
     np.testing.assert_allclose(power, limit, rtol=1e-9)
-    assert any(
-        "link.power has no effect" in warning for warning in document["warnings"]
-    )
+    assert "link.power" in text_of(document, "no-effect")
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv", "bare.csv"])
@@ -78,32 +76,30 @@ def test_own_data(plan_of, call, scenario, tmp_path, kind):
         "plan", scenario, "--set", f"posterior.data={name}", "--set", "posterior.dim=4"
     )
     assert code == 2
-    assert "posterior.dim = 4" in err
+    assert names_key(err, "posterior.dim", 4, 3)
 
 
 @pytest.mark.parametrize(
-    ("content", "part"),
+    ("content", "facts"),
     [
-        ("a,b\n1,2\n", "exactly one of them y"),
-        ("y,a\n1,x\n", "line 2 has none in column 2"),
-        ("y,a\n1,\n", "line 2 has none in column 2"),
-        ("x1,x2,y\n0,0.1,0.2,0.3\n", "3 columns; line 2 has 4"),
-        ('"a,1",b,y\n1,2,3,4\n', "3 columns; line 2 has 4"),
-        ("1;2\n3;4\n", "exactly one of them y"),
-        ("y,a\n", "at least one row"),
-        (",a,y\n0,1,2\n", "names every column"),
-        ("", "at least one row"),
-        ("1\n2\n", "at least one row"),
-        ("\xff\xfe", "UTF-8"),
+        ("a,b\n1,2\n", ("y", "header")),
+        ("y,a\n1,x\n", ("line 2", "column 2")),
+        ("y,a\n1,\n", ("line 2", "column 2")),
+        ("x1,x2,y\n0,0.1,0.2,0.3\n", ("3 columns", "line 2", 4)),
+        ('"a,1",b,y\n1,2,3,4\n', ("3 columns", "line 2", 4)),
+        ("1;2\n3;4\n", ("y", "header")),
+        ("y,a\n", ("row", "header")),
+        (",a,y\n0,1,2\n", ("every column", "header")),
+        ("", ("row", "header")),
+        ("1\n2\n", ("row", "header")),
+        ("\xff\xfe", ("UTF-8",)),
     ],
 )
-def test_bad_csv(call, scenario, tmp_path, content, part):
+def test_bad_csv(call, scenario, tmp_path, content, facts):
     (tmp_path / "d.csv").write_bytes(content.encode("latin-1"))
     code, _, err = call("plan", scenario, "--set", "posterior.data=d.csv")
     assert code == 2
-    assert "posterior.data" in err
-    assert part in err
-    assert err.count("\n") == 1
+    assert names_key(err, "posterior.data", *facts)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +124,7 @@ def test_bad_npz(call, scenario, tmp_path, arrays):
     ):
         code, _, err = call(*arguments)
         assert code == 2
-        assert "data" in err
-        assert err.count("\n") == 1
+        assert names_key(err, "posterior.data") or names_key(err, "--data")
 
 
 def test_odd_but_good_csv(plan_of, scenario, tmp_path):

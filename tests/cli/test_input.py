@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from wflmc.support import plugins
 from wflmc.support.errors import InputError
 
 from ..cli_tools import STATIC, with_set
+from ..error_tools import codes_of, missing_facts, names_key, notices_of, text_of
 
 
 @pytest.mark.parametrize(
@@ -103,10 +105,7 @@ def test_usage_errors(call):
 
 BAD = [
     (["privacy.epsilon=-1"], "privacy.epsilon"),
-    (
-        ["privacy.epsilon=0"],
-        "privacy.epsilon = 0 was given, but it must be greater than or equal to 1e-50.",
-    ),
+    (["privacy.epsilon=0"], "privacy.epsilon"),
     (["privacy.epsilon=nan"], "privacy.epsilon"),
     (["privacy.delta=1.0"], "privacy.delta"),
     (["privacy.delta=0.0"], "privacy.delta"),
@@ -157,12 +156,12 @@ def test_limits_are_short_and_names_of_others_are_whole(call, scenario, monkeypa
         plugins, "names", lambda group: ["indoor-2024.11.17.001", "site-20241117093000"]
     )
     for value, says in (
-        ("privacy.clip=1e60", "less than 1e+15."),
-        ("policy.max_round_noise=0", "equal to 1e-09"),
+        ("privacy.clip=1e60", "1e+15."),
+        ("policy.max_round_noise=0", "1e-09"),
     ):
         assert says in call("plan", scenario, "--set", value)[2]
     err = call("plan", scenario, "--set", "link.fading=foo")[2]
-    assert "'indoor-2024.11.17.001', 'site-20241117093000' or a name that " in err
+    assert "'indoor-2024.11.17.001', 'site-20241117093000'" in err
 
 
 def test_nan_and_infinities_of_every_key_are_refused_for_what_they_are():
@@ -204,9 +203,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     )
     assert code == 2
     assert out == ""
-    assert key in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
+    assert names_key(err, key)
     assert not (tmp_path / "out").exists()
 
 
@@ -222,14 +219,13 @@ def test_files_that_are_not_toml(call, tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     code, _, err = call("plan", path)
     assert code == 2
-    assert "bad.toml" in err
-    assert err.count("\n") == 1
+    assert names_key(err, "scenario", path)
 
 
 def test_missing_scenario(call, tmp_path):
     code, _, err = call("plan", tmp_path / "none.toml")
     assert code == 2
-    assert "none.toml" in err
+    assert names_key(err, "scenario", tmp_path / "none.toml")
     assert call("run")[0] == 2
     assert call("run", "a.toml", "--plan", "b.json")[0] == 2
 
@@ -300,16 +296,17 @@ max_round_noise = inf
 def test_every_key_is_accepted_and_idle_ones_are_listed(plan_of, tmp_path):
     path = tmp_path / "full.toml"
     path.write_text(FULL_SCENARIO)
-    warnings = " ".join(plan_of(path)["warnings"])
+    notices = notices_of(plan_of(path))
+    idle = [notice.text.split()[0] for notice in notices if notice.code == "no-effect"]
     for key in (
         "link.rician_k",
         "link.gains",
         "privacy.example_clip",
         "sampler.friction",
     ):
-        assert f"{key} has no effect" in warnings
+        assert key in idle
     for key in ("link.power", "link.seed", "policy.schedule", "posterior.mu"):
-        assert f"{key} has no effect" not in warnings
+        assert key not in idle
 
 
 def test_every_key_has_a_default(plan_of, tmp_path):
@@ -330,23 +327,18 @@ def test_constants_from_private_data_are_warned_of(plan_of, scenario):
         sets += [
             f"{key.replace('__', '.')}={value}" for key, value in overrides.items()
         ]
-        found = plan_of(scenario, *(part for text in sets for part in ("--set", text)))[
-            "warnings"
-        ]
-        return [text for text in found if "private data" in text]
+        document = plan_of(
+            scenario, *(part for text in sets for part in ("--set", text))
+        )
+        if "data-constants" not in codes_of(document):
+            return []
+        return re.findall(r"posterior\.(\w+)", text_of(document, "data-constants"))
 
-    (all_three,) = leaks()
-    assert (
-        "posterior.mu, posterior.L and posterior.initial_w2_sq are computed"
-        in all_three
-    )
-    (one,) = leaks("mu", "L")
-    assert "posterior.initial_w2_sq is computed" in one
+    assert leaks() == ["mu", "L", "initial_w2_sq"]
+    assert leaks("mu", "L") == ["initial_w2_sq"]
     assert leaks(*public) == []
-    (two,) = leaks(posterior__model="softmax")
-    assert (
-        "posterior.L and posterior.initial_w2_sq are computed" in two
-    )  # μ is the prior's
+    # Of a softmax model, μ is the prior's.
+    assert leaks(posterior__model="softmax") == ["L", "initial_w2_sq"]
 
 
 def test_public_constants(plan_of, scenario):
@@ -366,9 +358,9 @@ def test_public_constants(plan_of, scenario):
         9.0,
     )
     assert constants["step_size"] == pytest.approx(0.4 / 2400)
-    assert not any("bound does not hold" in warning for warning in given["warnings"])
+    assert not {"constant-too-small", "constant-too-large"} & set(codes_of(given))
     wrong = plan_of(scenario, "--set", "posterior.L=1200.0")
-    assert any("posterior.L" in warning for warning in wrong["warnings"])
+    assert "posterior.L" in text_of(wrong, "constant-too-small")
 
 
 def test_reproduce_refuses_bad_input(call, tmp_path):
@@ -392,9 +384,7 @@ def test_reproduce_refuses_bad_input(call, tmp_path):
 def test_lists_of_the_wrong_length_name_their_key(call, scenario, key):
     code, _, err = call("plan", scenario, "--set", f"{key}=[0.1, 0.2]")
     assert code == 2
-    assert err.startswith(
-        f"wflmc: {key} = [0.1, 0.2] was given, but it must be one number, or one for each of the"
-    )
+    assert names_key(err, key, "[0.1, 0.2]", "30 devices")
 
 
 def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
@@ -415,11 +405,10 @@ def test_the_worst_device_is_one_device(call, plan_of, tmp_path):
         assert loss <= budget * (1 + 1e-9)
     assert max(privacy["epsilon_each"]) == privacy["epsilon_spent"]
     out = call("plan", path, "--no-compare")[1]
-    assert "(budget 0.40128), ε = 2 (replace), exact accountant" in " ".join(
-        out.split()
-    )
+    facts = "budget 0.40128", "ε = 2 (replace)", "exact accountant"
+    assert not missing_facts(" ".join(out.split()), facts)
 
 
 def test_a_scheme_that_does_not_clip_keeps_no_promise(plan_of, scenario):
-    warnings = plan_of(scenario, "--set", "policy.power=noiseless")["warnings"]
-    assert any("does not clip: epsilon is not kept" in text for text in warnings)
+    document = plan_of(scenario, "--set", "policy.power=noiseless")
+    assert "not-clipped" in codes_of(document)

@@ -13,6 +13,7 @@ import wflmc
 from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
+from ..error_tools import names_key, text_of
 from ..sampling.kinetic_tools import make
 
 SCENARIO = """
@@ -65,12 +66,12 @@ def test_plan_command(plan_of, call, file, tmp_path):
     assert plan_of(file, "--set", "sampler.burn_in=auto")["constants"]["burn_in"] > 0
     idle = plan_of(file, "--set", "sampler.dynamics=overdamped")
     assert "friction" not in idle["constants"]
-    assert any("sampler.friction has no effect" in text for text in idle["warnings"])
+    assert text_of(idle, "no-effect").startswith("sampler.friction ")
     code, out, _ = call("plan", file, "--plot", tmp_path / "plan.png")
     assert code == 0
-    assert "none is known for kinetic dynamics" in out
+    assert "kinetic dynamics" in out
     assert (tmp_path / "plan.png").exists()
-    for arguments, says in (
+    for arguments, key in (
         (("--set", "policy.power=optimized"), "policy.objective"),
         (("--set", "sampler.step_size=1.0"), "sampler.step_size"),
         (("--set", "sampler.friction=-1"), "sampler.friction"),
@@ -79,7 +80,8 @@ def test_plan_command(plan_of, call, file, tmp_path):
         (("--solve-for", "link.snr_db", "--target", "1"), "--metric"),
     ):
         code, _, err = call("plan", file, *arguments)
-        assert (code, says in err) == (2, True), err
+        assert code == 2
+        assert names_key(err, key), err
     code, out, _ = call(
         "plan",
         file,

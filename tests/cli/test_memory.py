@@ -7,9 +7,9 @@ import pytest
 import xarray as xr
 
 from wflmc.cli.shared import parse_bytes
-from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
+from ..error_tools import names_key, raises_input_error
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_sizes(text, size):
     "text", ["", "GiB", "-1GiB", "0", "4 apples", "1e", "nan", "1..2MB"]
 )
 def test_what_is_no_size(text):
-    with pytest.raises(InputError, match="such as 4GiB"):
+    with raises_input_error("--memory", "4GiB", value=text):
         parse_bytes(text)
 
 
@@ -65,5 +65,5 @@ def test_a_run_within_little_memory(call, scenario, tmp_path):
 def test_too_little_memory(call, scenario):
     code, _, err = call("run", scenario, "--memory", "10B")
     assert code == 2
-    assert "which one chain takes" in err
+    assert names_key(err, "memory", "10 bytes", "one chain")
     assert call("run", scenario, "--memory", "lots")[0] == 2

@@ -13,6 +13,7 @@ from wflmc.scenario import build, load_scenario
 
 from ..cli_tools import FADING, is_picture, strict, with_set, write_gains
 from ..conftest import count
+from ..error_tools import codes_of, missing_facts, names_key, text_of
 
 
 def test_resolved_scenario_is_toml(call, scenario, tmp_path):
@@ -36,7 +37,7 @@ def test_plot(call, scenario, tmp_path):
     for bad in ("plan.txt", "none/plan.png"):
         code, _, err = call("plan", scenario, "--plot", tmp_path / bad)
         assert code == 2
-        assert "--plot" in err
+        assert names_key(err, "--plot", tmp_path / bad)
 
 
 @pytest.mark.parametrize("metric", ["bound", "exact"])
@@ -68,9 +69,6 @@ def test_solve_for(plan_of, scenario, key, metric):
 
 def test_solve_for_what_cannot_be_reached(call, scenario):
     """Exit code 1, as the answer is no; the plan is that which comes nearest."""
-    sentence = (
-        "no link.snr_db was found that reaches bound on W2² ≤ 1e-06; the best is "
-    )
     arguments = [
         "plan",
         scenario,
@@ -82,14 +80,15 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
     ]
     code, out, err = call(*arguments, "--json")
     found = strict(out)
-    assert (code, err.count(sentence)) == (1, 1)
+    answer = found["solve_for"]["answer"]
+    assert (code, err.count(answer)) == (1, 1)
+    assert not missing_facts(answer, ("link.snr_db", "bound", "1e-06"))
     assert found["solve_for"]["value"] is None
     assert not found["solve_for"]["reachable"]
     assert found["solve_for"]["reached"] == found["objective"] > 1e-6
-    assert found["solve_for"]["answer"].startswith(sentence)
     code, out, err = call(*arguments)
     assert (code, err) == (1, "")
-    assert sentence in out
+    assert answer in out
     for arguments, key in [
         (["--solve-for", "link.power", "--target", "1"], "--solve-for"),
         (["--solve-for", "link.snr_db"], "--target"),
@@ -125,7 +124,7 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
     ]:
         code, _, err = call("plan", scenario, *arguments)
         assert code == 2
-        assert key in err
+        assert names_key(err, key)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ def test_solvers_agree(plan_of, call, scenario):
     assert reference["gap"] is None
     code, _, err = call("plan", scenario, "--solver", "best")
     assert code == 2
-    assert "--solver" in err
+    assert names_key(err, "--solver", "best")
 
 
 def test_max_round_noise(plan_of, scenario):
@@ -254,13 +253,10 @@ def test_max_round_noise(plan_of, scenario):
     eta = guarded["constants"]["step_size"]
     sigma = eta * 30 / active / gain
     assert np.all(np.sqrt(5) * sigma <= 1.0 * eta * 30 * 30 * (1 + 1e-9))
-    assert any("noise of one round" in warning for warning in free["warnings"])
-    assert not any("noise of one round" in warning for warning in guarded["warnings"])
+    assert "chains-may-be-lost" in codes_of(free)
+    assert "chains-may-be-lost" not in codes_of(guarded)
     equal = plan_of(
         scenario,
         *with_set([*FADING, "policy.max_round_noise=1.0", "policy.power=equal"]),
     )
-    assert any(
-        "policy.max_round_noise has no effect" in warning
-        for warning in equal["warnings"]
-    )
+    assert text_of(equal, "no-effect").startswith("policy.max_round_noise ")

@@ -13,9 +13,9 @@ from wflmc.planning import build
 from wflmc.planning.plan import Plan
 from wflmc.privacy import Privacy
 from wflmc.sampling import chunks
-from wflmc.support.errors import InputError
 
 from ..cli_tools import listening, strict
+from ..error_tools import raises_input_error
 from ..plan_tools import with_context
 
 SCENARIO = """
@@ -119,13 +119,13 @@ def test_plan_out(tmp_path, call, scenario, planned):
     assert one_sentence(
         call("plan", scenario, "--out", tmp_path / "b"),
         "--out",
-        "the run in it has its own plan",
+        str(tmp_path / "b"),
     )
     mine = tmp_path / "mine" / "scenario.toml"
     mine.parent.mkdir()
     mine.write_text(SCENARIO)
     assert one_sentence(
-        call("plan", mine, "--out", mine.parent), "--out", "replace your scenario.toml"
+        call("plan", mine, "--out", mine.parent), "--out", "scenario.toml"
     )
 
 
@@ -231,7 +231,7 @@ def test_a_plan_for_other_data(tmp_path, call):
     for rows in (X[:36], X[:, :1]):
         np.savez(tmp_path / "d.npz", X=rows, y=y[: len(rows)])
         assert one_sentence(
-            call("run", "--plan", tmp_path / "plan"), "devices, parameters and examples"
+            call("run", "--plan", tmp_path / "plan"), "--plan", "examples"
         )
     (tmp_path / "s.toml").write_text(public.replace("mu = 0.5\nL = 200.0\n", ""))
     np.savez(tmp_path / "d.npz", X=X, y=y)
@@ -256,9 +256,9 @@ def test_a_plan_that_does_not_keep_the_promise(finished, call):
         {"noise_power": 2.0},
     ):
         saved_again(finished, with_context(plan, **changes))
-        assert one_sentence(call("run", "--plan", finished), "a plan for the promise")
+        assert one_sentence(call("run", "--plan", finished), "--plan", "promise")
     saved_again(finished, plan.with_rounds(gain=10 * plan.gain))
-    assert one_sentence(call("run", "--plan", finished), "within every privacy budget")
+    assert one_sentence(call("run", "--plan", finished), "--plan", "budget")
     saved_again(finished, plan)
     assert call("run", "--plan", finished)[0] == 0
 
@@ -325,13 +325,12 @@ def test_a_folder_whose_secret_nobody_can_read(finished, tmp_path, call, scenari
             'keep = "draws"\nseed = 0', 'keep = "draws"\nseed="secret"'
         )
     )
-    assert one_sentence(
-        call("run", scenario, "--out", finished), "samples of a secret seed"
-    )
+    assert one_sentence(call("run", scenario, "--out", finished), "--out", "secret")
     written.write_text("[sampler")
     assert one_sentence(
         call("run", scenario, "--out", finished),
-        "scenario.toml of the run in it cannot be read",
+        "--out",
+        "scenario.toml",
     )
 
 
@@ -350,7 +349,7 @@ def test_missing_files(tmp_path, call):
         assert one_sentence(
             call("run", "--plan", tmp_path / path), "--plan", "plan.npz or plan.json"
         )
-    with pytest.raises(InputError, match="No such file"):
+    with raises_input_error("plan", tmp_path / "missing.npz", "No such file"):
         Plan.load(tmp_path / "missing.npz")
 
 
