@@ -72,14 +72,17 @@ class PlanSource(NamedTuple):
     def looks_at_data(self) -> bool:
         """Whether the advice depends on data.
 
-        Where a promise is made and all that the plan takes from the data was given as
-        public, it does not.
+        It does not where a promise is made and everything that the plan takes from the
+        data was given as public, nor where devices bring data of their own.
         """
         return not (self.inputs.public or self.own_data)
 
     @property
     def not_covered(self) -> list[NotCovered]:
-        """What of the advice ε does not cover; nothing where nothing is promised."""
+        """What of the advice ε does not cover: a list of one entry, or of none.
+
+        There is none where nothing is promised, and where the advice looks at no data.
+        """
         is_promised = self.scenario.privacy.epsilon is not None
         return [LOOKS_AT_DATA] if is_promised and self.looks_at_data else []
 
@@ -89,7 +92,9 @@ def diagnose_plan(
     plan: Plan,
     measured: Measured = NOTHING_MEASURED,
 ) -> list[dict[str, Any]]:
-    """Return what keeps samples from the posterior, worst first, as plain data.
+    """Return the causes that keep samples from the posterior, as plain data.
+
+    They come worst first. Data are looked at only where the source allows it.
 
     Args:
         source: what the plan was made for.
@@ -112,11 +117,16 @@ def diagnose_plan(
 
 
 def advise_scenario(path: str, overrides: list[str] | None = None) -> AdviceFile:
-    """Plan a scenario, and say what would make the plan better.
+    """Plan a scenario, and return what would make the plan better.
+
+    No chains are run and nothing is written: the evidence is the plan and forecasts.
 
     Args:
         path: of the scenario file.
         overrides: `section.key=value`, each.
+
+    Returns:
+        The advice, with no digest of a plan file.
 
     Raises:
         InputError: the scenario cannot be read or planned.
@@ -137,13 +147,16 @@ def advise_scenario(path: str, overrides: list[str] | None = None) -> AdviceFile
 
 
 def advise_run(folder: Path) -> AdviceFile:
-    """Say what would have made a run better.
+    """Return what would have made a run better.
 
     The evidence is what its summary has measured; of a run that was stopped there is
     the plan alone.
 
     Args:
         folder: of a run, finished or stopped, or of a finished federation.
+
+    Returns:
+        The advice, with the digest of the plan file that it is about.
 
     Raises:
         InputError: the folder is no run's, one of its files is damaged, or the data
@@ -155,8 +168,10 @@ def advise_run(folder: Path) -> AdviceFile:
         run = read_run(folder)
     if run.inputs is None or run.saved_plan is None:
         reason = run.no_inputs.rstrip(".")
-        allowed = f"a run whose data can be read again, to try other plans ({reason})"
-        raise InputError("RUN", str(folder), allowed)
+        requirement = (
+            f"a run whose data can be read again, to try other plans ({reason})"
+        )
+        raise InputError("RUN", str(folder), requirement)
     source = PlanSource(
         scenario=run.scenario,
         inputs=run.inputs,
@@ -175,7 +190,20 @@ def advise_run(folder: Path) -> AdviceFile:
 
 
 def write_advice(folder: Path, advice: AdviceFile) -> Path:
-    """Write advice.json into a run folder, whole or not at all; return its path."""
+    """Write advice.json into a run folder, complete or not at all.
+
+    An earlier advice is replaced.
+
+    Args:
+        folder: of the run that the advice is about.
+        advice: as `advise_run` returns it.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     path = folder / ADVICE_FILE
     write_text(path, to_json(advice.model_dump(mode="json")))
     return path
@@ -197,8 +225,8 @@ def read_advice(folder: Path) -> AdviceFile | None:
     try:
         advice = AdviceFile.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        allowed = "as `wflmc advise` wrote it, or removed"
-        raise InputError("report", str(path), allowed) from None
+        requirement = "as `wflmc advise` wrote it, or removed"
+        raise InputError("report", str(path), requirement) from None
     plan_path = _plan_path(folder)
     is_finished = (folder / "summary.json").exists()
     if advice.plan_sha256 != _sha256(plan_path) or advice.finished != is_finished:
@@ -207,7 +235,11 @@ def read_advice(folder: Path) -> AdviceFile | None:
 
 
 def advice_lines(advice: AdviceFile) -> list[str]:
-    """Return the advice in sentences, one line each."""
+    """Return the advice in sentences, one line each, as the command prints it.
+
+    Causes are numbered, worst first, with the changes that would help. What ε does not
+    cover follows. Without causes, one line says that nothing stands out.
+    """
     lines = []
     for rank, cause in enumerate(advice.diagnosis, start=1):
         lines.append(f"{rank}. {cause['text']}")
@@ -224,8 +256,8 @@ def _plan_path(folder: Path) -> Path:
     if path.is_file():
         return path
     if (folder / "federation").is_dir():
-        allowed = "a finished federation; `wflmc federate` goes on with this one"
-        raise InputError("RUN", str(folder), allowed)
+        requirement = "a finished federation; `wflmc federate` goes on with this one"
+        raise InputError("RUN", str(folder), requirement)
     raise InputError("RUN", str(folder), RUN_FOLDER)
 
 

@@ -1,9 +1,10 @@
 """The choice among changes of several keys, with as few plans as it takes.
 
 Of one key the smallest change is preferred that is nearly as good as the best; and the
-first key whose change is nearly as good as that of the best key. Every change has a lower
-bound on its cost, by which the most promising ones are tried first. A change is not tried
-once its bound shows that it can neither be chosen nor decide which other one is.
+first key whose change is nearly as good as that of the best key. Every change has a
+lower bound on its cost, by which the most promising ones are tried first. A change is
+not tried once its bound shows that it can neither be chosen nor decide which other one
+is.
 """
 
 import heapq
@@ -45,7 +46,11 @@ class ChangeTrial:
         self._steps = steps
 
     def advance(self) -> None:
-        """Take the next step."""
+        """Take the next step: a better bound, or the outcome.
+
+        After the last step the change is tried, and `outcome` is the change with what
+        is expected of it; None where it does not help. Bounds never fall.
+        """
         try:
             self.bound = max(self.bound, next(self._steps))
         except StopIteration as end:
@@ -54,12 +59,18 @@ class ChangeTrial:
 
     @property
     def cost(self) -> float:
-        """What a change that helps costs; infinite where it does not, or nobody tried."""
+        """The cost of a change that helps, in posterior variances or as 1/ESS.
+
+        It is infinite where the change does not help, and before it is tried.
+        """
         return np.inf if self.outcome is None else self.outcome.cost_after
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing better is asked for."""
+        """Whether the change was tried and reaches GOOD_W2_SQ.
+
+        Nothing better is searched for then, as samples count as good.
+        """
         return self.cost <= GOOD_W2_SQ
 
 
@@ -82,6 +93,9 @@ class BestFirst:
     def add_key(self, trials: Sequence[ChangeTrial]) -> None:
         """Add the changes of the next key, and try the most promising of them.
 
+        Where that one is good, the others of its key that may matter are tried as well,
+        and the search may be over.
+
         Args:
             trials: of one key, the smallest changes first.
         """
@@ -97,7 +111,11 @@ class BestFirst:
             self.is_over = chosen is not None and chosen.cost_after <= GOOD_W2_SQ
 
     def result(self) -> Change | None:
-        """Return the change to choose; None where none helps."""
+        """Return the change to choose; None where none helps.
+
+        All changes that may matter are tried first. The first key wins whose best
+        change is nearly as good as that of the best key.
+        """
         self._try_all(self.keys)
         chosen = (_chosen(trials) for trials in self.keys)
         return nearly_best(
@@ -133,14 +151,14 @@ class BestFirst:
         if trial.is_tried or trial.bound >= self.ceiling:
             return True
         before = trials[: trials.index(trial)]
-        if any(other.is_good for other in before):
+        if any(smaller_change.is_good for smaller_change in before):
             return True
-        least_of_key = max(GOOD_W2_SQ, min(other.cost for other in trials))
-        if trial.bound > SLACK_OF_VALUES * least_of_key:
+        lowest_of_key = max(GOOD_W2_SQ, min(sibling.cost for sibling in trials))
+        if trial.bound > SLACK_OF_VALUES * lowest_of_key:
             return True
-        costs = [other.cost for others in self.keys for other in others]
-        least = max(GOOD_W2_SQ, min(costs))
-        if trial.bound > SLACK_OF_VALUES**2 * SLACK_OF_KEYS * least:
+        costs = [candidate.cost for candidates in self.keys for candidate in candidates]
+        lowest = max(GOOD_W2_SQ, min(costs))
+        if trial.bound > SLACK_OF_VALUES**2 * SLACK_OF_KEYS * lowest:
             return True
         return trial.bound > SLACK_OF_VALUES * SLACK_OF_KEYS * self.highest
 
@@ -150,17 +168,20 @@ def nearly_best(changes: Iterable[Change], slack: float) -> Change | None:
 
     Args:
         changes: that help, in order of preference. One that is good enough ends the
-            search: those after it are not asked for.
+            search: those after it are not evaluated.
         slack: the factor on the best cost up to which another one is as good.
+
+    Returns:
+        The change; None where there is none.
     """
     helpful: list[Change] = []
     for change in changes:
         helpful.append(change)
         if change.cost_after <= GOOD_W2_SQ:
             break
-    least = min((change.cost_after for change in helpful), default=0.0)
-    enough = max(GOOD_W2_SQ, slack * least)
-    return next((change for change in helpful if change.cost_after <= enough), None)
+    lowest = min((change.cost_after for change in helpful), default=0.0)
+    limit = max(GOOD_W2_SQ, slack * lowest)
+    return next((change for change in helpful if change.cost_after <= limit), None)
 
 
 def _chosen(trials: Sequence[ChangeTrial]) -> Change | None:

@@ -90,7 +90,7 @@ def advise(  # noqa: PLR0913 (the arguments of `plan`, and an evaluation)
     ledger: ArrayLike | None = None,
     initial_w2_sq: float | None = None,
 ) -> tuple[Cause, ...]:
-    """Say what keeps samples from the posterior, and which setting would help.
+    """Return the causes that keep samples from the posterior, and what would help.
 
     The plan is made, its chains are forecast, and for the two worst causes plans with
     one setting changed are made and forecast too: some dozens of plans.
@@ -138,7 +138,10 @@ def find_causes(
     replanner: Replanner | None = None,
     measured: Measured = NOTHING_MEASURED,
 ) -> tuple[Cause, ...]:
-    """Return the causes of a plan that is made already, as `advise` does.
+    """Return the causes of error of a plan, worst first, as `advise` does.
+
+    For at most two of them, changes are searched. A plan with very many parameters gets
+    one entry, which says that there is no forecast.
 
     Args:
         plan: to be judged.
@@ -177,39 +180,35 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     """Return what each cause costs, the largest first; too few draws come last."""
     plan = diagnosed.plan
     model = diagnosed.model
-    now = diagnosed.now
+    actual = diagnosed.forecast
     ideal = forecast(plan, model, clipping=False, excess=False, start=False)
     costs: list[_Cost] = []
-    if now.scaled_w2_sq >= GOOD_W2_SQ:
+    if actual.scaled_w2_sq >= GOOD_W2_SQ:
         without = {
             "noise": forecast(plan, model, excess=False),
             "clipping": forecast(plan, model, clipping=False),
             "start": forecast(plan, model, start=False),
         }
-        for kind, other in without.items():
-            costs.append(_Cost(kind, _difference(now, other)))
+        for kind, counterfactual in without.items():
+            costs.append(_Cost(kind, _difference(actual, counterfactual)))
         costs.append(_Cost("step", ideal.scaled_w2_sq))
-    least = LEAST_SHARE_OF_ERROR * now.scaled_w2_sq
-    large = [item for item in costs if item.cost >= least]
+    threshold = LEAST_SHARE_OF_ERROR * actual.scaled_w2_sq
+    large = [item for item in costs if item.cost >= threshold]
     large.sort(key=lambda item: -item.cost)
     has_several_draws = len(plan.rounds) - plan.burn_in > 1
-    # Samples that are too bad are no reason to ask for more of them.
-    if (
-        has_several_draws
-        and ideal.inverse_ess > MAX_INVERSE_ESS
-        and now.scaled_w2_sq < 1
-    ):
+    has_few_independent = ideal.inverse_ess > MAX_INVERSE_ESS
+    # Samples that are too bad are no reason to draw more of them.
+    is_usable = actual.scaled_w2_sq < 1
+    if has_several_draws and has_few_independent and is_usable:
         large.append(_Cost("draws", ideal.inverse_ess))
     return large
 
 
-def _difference(now: ChainForecast, other: ChainForecast) -> float:
+def _difference(actual: ChainForecast, counterfactual: ChainForecast) -> float:
     """Return how much larger W2² is than in another forecast; both may be infinite."""
-    return (
-        0.0
-        if other.scaled_w2_sq == now.scaled_w2_sq
-        else now.scaled_w2_sq - other.scaled_w2_sq
-    )
+    if counterfactual.scaled_w2_sq == actual.scaled_w2_sq:
+        return 0.0
+    return actual.scaled_w2_sq - counterfactual.scaled_w2_sq
 
 
 def _evidence(
@@ -226,7 +225,7 @@ def _evidence(
     if kind == "clipping":
         at_posterior = forecast(plan, diagnosed.model, excess=False, start=False)
         left = f"at the posterior {at_posterior.fraction_left:.0%} would be left"
-        clipped = _clipped(plan, diagnosed.now, measured)
+        clipped = _clipped(plan, diagnosed.forecast, measured)
         return _Evidence("clipped gradients", f"{clipped}; {left}")
     if kind == "start":
         deviations = f"{cost**0.5:.2g} posterior standard deviations"
@@ -244,8 +243,11 @@ def _evidence(
 def _noise_evidence(plan: Plan) -> _Evidence:
     """Return the name of excess noise, and what keeps rounds from less of it."""
     if plan.noise_ratio <= NOISE_RATIO_OF_KEPT_ROUNDS:
-        most = float((plan.noise_variance / plan.langevin_noise).max())
-        times = f"up to {most:.3g} times what Langevin sampling needs in early rounds"
+        largest_ratio = float((plan.noise_variance / plan.langevin_noise).max())
+        times = (
+            f"up to {largest_ratio:.3g} times what Langevin sampling needs in early "
+            "rounds"
+        )
         return _Evidence("noise of burn-in", times)
     times = f"{plan.noise_ratio:.3g} times what Langevin sampling needs after burn-in"
     limit = plan.limit[plan.burn_in :]
@@ -256,14 +258,14 @@ def _noise_evidence(plan: Plan) -> _Evidence:
     return _Evidence("privacy noise", f"{times}, limited by privacy")
 
 
-def _clipped(plan: Plan, now: ChainForecast, measured: Measured) -> str:
+def _clipped(plan: Plan, chain_forecast: ChainForecast, measured: Measured) -> str:
     """Return how many gradients were clipped, or are expected to be."""
     if np.isfinite(plan.example_clip).any():
         if measured.example_clip_rate is None:
             return "examples are clipped"
         return f"{measured.example_clip_rate:.0%} of examples were clipped"
     if measured.clip_rate is None:
-        return f"{now.clip_rate:.0%} of gradients are expected to be clipped"
+        return f"{chain_forecast.clip_rate:.0%} of gradients are expected to be clipped"
     return f"{measured.clip_rate:.0%} of gradients were clipped"
 
 

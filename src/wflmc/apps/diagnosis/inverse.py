@@ -66,7 +66,11 @@ class InverseAnswer(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The content of `solve_for` in JSON, but for its sentence."""
+        """The content of `solve_for` in JSON, without the sentence `answer`.
+
+        Its keys are key, metric, target, value, reached, best_at and reachable; `value`
+        is None where no value reaches the target.
+        """
         return self._asdict()
 
 
@@ -122,10 +126,9 @@ class _PlanMetric:
             return plan.objective
         rounds = plan.bound if by_bound else exact_w2_sq(inputs.posterior, plan)
         assert rounds is not None  # kinetic dynamics alone have no bound
-        kept = rounds[plan.burn_in :]
-        return float(
-            kept.mean() if plan.certificate.objective_name == "average" else kept.max()
-        )
+        kept_rounds = rounds[plan.burn_in :]
+        is_average = plan.certificate.objective_name == "average"
+        return float(kept_rounds.mean() if is_average else kept_rounds.max())
 
     def best_value(self) -> float:
         """Return the value nearest to the target; raise if there is no plan at all."""
@@ -165,8 +168,8 @@ def solve_for(
     target = question.target
     inputs = build(scenario)
     if question.metric == "exact" and not isinstance(inputs.posterior, HasLaw):
-        allowed = f"'bound' with posterior.model = {scenario.posterior.model!r}"
-        raise InputError("--metric", question.metric, allowed)
+        requirement = f"'bound' with posterior.model = {scenario.posterior.model!r}"
+        raise InputError("--metric", question.metric, requirement)
     if key != "sampler.burn_in":
         scenario = settle_burn_in(scenario, inputs)
     metric = _PlanMetric(scenario, inputs, question, progress)

@@ -2,8 +2,8 @@
 
 A search that knows a better plan already need not make this one, or not forecast it.
 
-Clipped gradients contract no more than unclipped ones. So along a direction of precision
-λ the variance v in a forecast (`wflmc.evaluation.clipped_law`) obeys
+Clipped gradients contract no more than unclipped ones. So along a direction of
+precision λ the variance v in a forecast (`wflmc.evaluation.clipped_law`) obeys
 
     v[s+1] ≥ f[s] v[s] + σ²[s],        f[s] = max(0, 1 − η[s] λ Σ_k w[s, k] n_k)²,
 
@@ -11,8 +11,8 @@ for the weights w of devices in the update and their fractions n of the data. It
 over the kept rounds is at least V = b + Σ_s u[s] σ²[s], with a constant b and weights
 u ≥ 0; and as (√(λv) − 1)², from v = 1/λ on, is convex and rises, the worst and the
 average round are at least as far from the posterior as V is. The noise of a round,
-σ² = C/a, falls with its power a, which is below a cap and spends the budgets of devices:
-at any prices of these budgets, Lagrange's dual function is below V.
+σ² = C/a, falls with its power a, which is below a cap and spends the budgets of
+devices: at any prices of these budgets, Lagrange's dual function is below V.
 """
 
 from typing import Any, NamedTuple
@@ -49,14 +49,23 @@ class PrecisionGroups(NamedTuple):
 
     @classmethod
     def of(cls, precision: Array, start: Array) -> "PrecisionGroups":
-        """Return the groups of directions of these precisions and variances, [d] each."""
+        """Return the directions in groups of similar precision, at most eight.
+
+        Groups have as many distinct precisions each as is possible, so that directions
+        of equal precision are in one group.
+
+        Args:
+            precision: λ of every direction, [d].
+            start: the variance of every direction before the first round, [d].
+
+        Returns:
+            The groups, those of low precision first.
+        """
         order = np.argsort(precision, kind="stable")
         ranked = precision[order]
         distinct = np.append(0, np.flatnonzero(np.diff(ranked)) + 1)
-        # As many distinct precisions in each group, as far as that is possible.
-        chosen = np.linspace(
-            0, distinct.size, min(MAX_GROUPS, distinct.size), endpoint=False
-        )
+        count = min(MAX_GROUPS, distinct.size)
+        chosen = np.linspace(0, distinct.size, count, endpoint=False)
         first = distinct[chosen.astype(int)]
         last = np.append(first[1:], precision.size) - 1
         return cls(
@@ -139,9 +148,10 @@ def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     path = recursion.solve(
         [[contraction]], [plan.noise_variance], groups.start[:, None]
     )
-    kept = groups.distance(path[:, plan.burn_in + 1 :, 0])
+    kept_variances = path[:, plan.burn_in + 1 :, 0]
+    distances = groups.distance(kept_variances)
     is_average = plan.certificate.objective_name == "average"
-    return float(kept.mean() if is_average else kept.max())
+    return float(distances.mean() if is_average else distances.max())
 
 
 def _sum_over_devices(values: NDArray[Any], weight: Array) -> Array:
@@ -164,12 +174,13 @@ def _weight_of_noise(contraction: Array, burn_in: int) -> Array:
         others; [g, S].
     """
     groups, rounds = contraction.shape
-    kept = np.zeros(rounds)
-    kept[burn_in:] = 1 / (rounds - burn_in)
+    averaging_weight = np.zeros(rounds)
+    averaging_weight[burn_in:] = 1 / (rounds - burn_in)
     backwards = np.ones((groups, rounds))
     backwards[:, 1:] = contraction[:, :0:-1]
     recursion = BlockRecursion([1] * groups, rounds, 1)
-    path = recursion.solve([[backwards]], [kept[::-1]], np.zeros((groups, 1)))
+    increments = averaging_weight[::-1]
+    path = recursion.solve([[backwards]], [increments], np.zeros((groups, 1)))
     return path[:, :0:-1, 0]
 
 

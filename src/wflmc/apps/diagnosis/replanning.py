@@ -50,31 +50,32 @@ class Replanner:
         """
         return TrialPlan(self.posterior, self.request.with_values(changes))
 
-    def settled_by(self, made: Plan) -> "Replanner":
-        """Return the same with what a plan has chosen: step sizes, rounds, dynamics.
+    def settled_by(self, plan: Plan) -> "Replanner":
+        """Return the replanner with the choices of a plan: steps, rounds and dynamics.
 
         Other plans then differ in the changed key alone. Step sizes that were planned
         are taken as they are, since planning them takes some seventy plans. Gains are
         drawn once for all of them.
 
         Args:
-            made: the plan of the request.
+            plan: that of the request.
 
         Returns:
             The settled replanner.
         """
-        step_size = made.step_size
+        step_size = plan.step_size
         is_constant = bool(np.all(step_size == step_size[0]))
+        request = self.request
+        fading = drawn_once(request.link.fading)
         sampler = replace(
-            self.request.sampler, step_schedule="constant", dynamics=made.dynamics
+            request.sampler, step_schedule="constant", dynamics=plan.dynamics
         )
-        link = replace(self.request.link, fading=drawn_once(self.request.link.fading))
-        request = replace(
-            self.request,
-            link=link,
+        settled_request = replace(
+            request,
+            link=replace(request.link, fading=fading),
             step_size=float(step_size[0]) if is_constant else step_size,
-            burn_in=made.burn_in,
-            samples=len(made.rounds) - made.burn_in,
+            burn_in=plan.burn_in,
+            samples=len(plan.rounds) - plan.burn_in,
             sampler=sampler,
         )
-        return replace(self, request=request)
+        return replace(self, request=settled_request)

@@ -33,8 +33,12 @@ LARGEST_FRACTION_LEFT = 0.8
 LARGEST_FRACTION_FOR_A_PRICE = 0.3
 """A change that costs privacy or power must lower the cost to this fraction of what
 any free change reaches."""
+MAX_GROWTH_FOR_DRAWS = 1.1
+"""Factor by which W2² may grow for the sake of more independent draws."""
 MAX_SUGGESTED_ROUNDS = 1000
 """More rounds than these are only suggested up to twice as many as there are."""
+MIN_SUGGESTED_ROUNDS = 8
+"""Fewer rounds than these are not suggested."""
 MAX_TRIAL_SIZE = 2**19
 """Rounds times devices above which no other plans are made."""
 
@@ -74,6 +78,8 @@ QUICK_POLICY: Mapping[str, SettingValue] = {
 }
 """Settings of plans that are made in milliseconds."""
 
+SMALLEST_PRESENT = 1e-9
+"""Stands for a present value of 0, whose logarithm is not finite."""
 STEP_FACTORS = 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4])
 CLIP_FACTORS = np.geomspace(0.5, 8, 9)
 EXAMPLE_CLIP_FACTORS = np.array([2.0, 3.0, 5.0])
@@ -103,11 +109,16 @@ class Diagnosed:
     """None where the data are not to be looked at."""
     model: ForecastModel
     """What the forecast takes the posterior for."""
-    now: ChainForecast
+    forecast: ChainForecast
+    """Of the chains of the plan."""
 
     @property
     def is_too_large(self) -> bool:
-        """Whether other plans of its size would take too long."""
+        """Whether other plans of its size would take too long.
+
+        Rounds times devices are compared with MAX_TRIAL_SIZE; no changes are tried for
+        a larger plan.
+        """
         return len(self.plan.rounds) * self.plan.devices > MAX_TRIAL_SIZE
 
 
@@ -122,7 +133,7 @@ class ChangeSearch:
     def __init__(self, diagnosed: Diagnosed, replanner: Replanner) -> None:
         self.diagnosed = diagnosed
         self.replanner = replanner.settled_by(diagnosed.plan)
-        self.base = diagnosed.now
+        self.base = diagnosed.forecast
         """Forecast of the plan with all changes that were accepted."""
         self.accepted: dict[str, SettingValue] = {}
         self.named_groups: set[str] = set()
@@ -140,10 +151,15 @@ class ChangeSearch:
     def best(self, kind: str) -> BestChanges:
         """Search the change that helps most against a kind of cause, and accept it.
 
-        Keys that an earlier search has named are not tried again.
+        Keys that an earlier search has named are not tried again. Later searches start
+        from the plan with the accepted change.
 
         Args:
             kind: of FREE_KEYS.
+
+        Returns:
+            The change, and a free alternative where it costs privacy or power. There is
+            none where samples are good already or the plan is too large.
         """
         is_good_already = kind != "draws" and self.base.scaled_w2_sq < GOOD_W2_SQ
         if is_good_already or self.diagnosed.is_too_large:
@@ -234,26 +250,32 @@ class ChangeSearch:
             model = self._model_from(settings)
             if kind != "draws" and model is not None:
                 yield unclipped_distance(plan, model)
-            then = self._forecast(settings, plan)
-            return self._helpful(change, kind, then)
+            changed = self._forecast(settings, plan)
+            return self._helpful(change, kind, changed)
         return None
 
-    def _helpful(self, change: Change, kind: str, then: ChainForecast) -> Change | None:
+    def _helpful(
+        self, change: Change, kind: str, changed: ChainForecast
+    ) -> Change | None:
         """Return a change with what is expected of it; None where it does not help."""
-        now = self.base
+        base = self.base
         if kind == "draws":
-            before = now.inverse_ess
-            after = then.inverse_ess
-            helps = then.scaled_w2_sq < max(1.1 * now.scaled_w2_sq, GOOD_W2_SQ / 2)
+            before = base.inverse_ess
+            after = changed.inverse_ess
+            limit = max(
+                MAX_GROWTH_FOR_DRAWS * base.scaled_w2_sq,
+                GOOD_W2_SQ / 2,
+            )
+            helps = changed.scaled_w2_sq < limit
         else:
-            before = now.scaled_w2_sq
-            after = then.scaled_w2_sq
-            total_before = now.w2_sq + now.inverse_ess
-            total_after = then.w2_sq + then.inverse_ess
-            helps = then.w2_sq < now.w2_sq and total_after < total_before
+            before = base.scaled_w2_sq
+            after = changed.scaled_w2_sq
+            total_before = base.w2_sq + base.inverse_ess
+            total_after = changed.w2_sq + changed.inverse_ess
+            helps = changed.w2_sq < base.w2_sq and total_after < total_before
         if not helps or after >= LARGEST_FRACTION_LEFT * before:
             return None
-        is_exact = now.exact and then.exact
+        is_exact = base.exact and changed.exact
         return change._replace(expected=Expectation(before, after, is_exact))
 
     def _settings(self, changes: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
@@ -279,8 +301,8 @@ class ChangeSearch:
         """
         name = tuple(sorted(settings.items()))
         if name not in self.forecasts:
-            made = plan or self.replanner.trial(settings).plan()
-            self.forecasts[name] = self._forecast_of(made)
+            forecast_plan = plan or self.replanner.trial(settings).plan()
+            self.forecasts[name] = self._forecast_of(forecast_plan)
         return self.forecasts[name]
 
     def _forecast_of(self, plan: Plan) -> ChainForecast:
@@ -307,8 +329,8 @@ class ChangeSearch:
         power = self._settings({}).get(key, self.replanner.request.policy.power)
         snr_db = self.replanner.request.link.snr_db
         if key == "link.snr_db" and np.ndim(snr_db) == 0:
-            now = float(np.asarray(snr_db))
-            return [Change(key, now + step, "up") for step in SNR_STEPS_DB]
+            present_snr_db = float(np.asarray(snr_db))
+            return [Change(key, present_snr_db + step, "up") for step in SNR_STEPS_DB]
         if key == "policy.max_round_noise" and plan.certificate.noise_limit == np.inf:
             return [Change(key, limit, "down") for limit in NOISE_LIMITS]
         if key == "policy.power" and power != "optimized":
@@ -320,45 +342,71 @@ class ChangeSearch:
         if key == "sampler.step_size" and is_uniform(plan.step_size):
             step_size = plan.step_size[0]
             values = step_size * STEP_FACTORS
-            largest = plan.dynamics.largest_step(plan.mu, plan.L)
-            return changes_to(key, step_size, values[values < largest])
+            limit = plan.dynamics.largest_step(plan.mu, plan.L)
+            return changes_to(key, step_size, values[values < limit])
         if key in ("sampler.burn_in", "sampler.samples"):
             rounds = plan.burn_in
             if key == "sampler.samples":
                 rounds = len(plan.rounds) - plan.burn_in
-            values = np.rint(max(rounds, 8) * STEP_FACTORS).astype(int)
-            most = max(MAX_SUGGESTED_ROUNDS, 2 * rounds)
-            return changes_to(key, rounds, values[(values >= 8) & (values <= most)])
+            first = max(rounds, MIN_SUGGESTED_ROUNDS)
+            values = np.rint(first * STEP_FACTORS).astype(int)
+            largest = max(MAX_SUGGESTED_ROUNDS, 2 * rounds)
+            in_range = (values >= MIN_SUGGESTED_ROUNDS) & (values <= largest)
+            return changes_to(key, rounds, values[in_range])
         if key == "sampler.init" and plan.init == "prior":
             return [Change(key, "zero", "to")]
         return []
 
     def _privacy_candidates(self, key: str) -> Sequence[Change]:
-        plan = self.diagnosed.plan
-        epsilon = plan.privacy.epsilon
-        by_record = plan.privacy.unit == "record"
+        if key == "privacy.clip":
+            return self._clip_candidates()
+        if key == "privacy.epsilon":
+            return self._epsilon_candidates()
         example_norms = self.diagnosed.model.examples
-        if key == "privacy.clip" and plan.clips and is_uniform(plan.clip):
-            gradients = self.diagnosed.model.cost.gradients_at_mode
-            norms_sq = (gradients**2).sum(-1)
-            typical = float(np.sqrt(norms_sq.mean()))
-            return changes_to(key, plan.clip[0], typical * CLIP_FACTORS)
-        if key == "privacy.epsilon" and epsilon is not None and np.ndim(epsilon) == 0:
-            now = float(np.asarray(epsilon))
-            return changes_to(key, now, now * EPSILON_FACTORS)
         if example_norms is None:
             return []
-        has_one_clip = is_uniform(plan.example_clip)
-        if key == "privacy.example_clip" and by_record and has_one_clip:
-            values = example_clips(self.diagnosed.posterior, example_norms)
-            return changes_to(key, plan.example_clip[0], values)
-        if key == "privacy.unit" and not by_record and epsilon is not None:
-            changes = []
-            for clip in np.quantile(example_norms, [0.9, 0.75]):
-                others = {"privacy.example_clip": rounded(clip)}
-                changes.append(Change(key, "record", "to", others))
-            return changes
+        if key == "privacy.example_clip":
+            return self._example_clip_candidates(example_norms)
+        if key == "privacy.unit":
+            return self._unit_candidates(example_norms)
         return []
+
+    def _clip_candidates(self) -> Sequence[Change]:
+        """Return other clipping thresholds of devices, where all have the same."""
+        plan = self.diagnosed.plan
+        if not plan.clips or not is_uniform(plan.clip):
+            return []
+        gradients = self.diagnosed.model.cost.gradients_at_mode
+        norms_sq = (gradients**2).sum(-1)
+        typical = float(np.sqrt(norms_sq.mean()))
+        return changes_to("privacy.clip", plan.clip[0], typical * CLIP_FACTORS)
+
+    def _epsilon_candidates(self) -> Sequence[Change]:
+        """Return larger ε, where all devices have the same."""
+        epsilon = self.diagnosed.plan.privacy.epsilon
+        if epsilon is None or np.ndim(epsilon) > 0:
+            return []
+        present = float(np.asarray(epsilon))
+        return changes_to("privacy.epsilon", present, present * EPSILON_FACTORS)
+
+    def _example_clip_candidates(self, example_norms: Array) -> Sequence[Change]:
+        """Return other clipping thresholds of examples, where all have the same."""
+        plan = self.diagnosed.plan
+        if plan.privacy.unit != "record" or not is_uniform(plan.example_clip):
+            return []
+        values = example_clips(self.diagnosed.posterior, example_norms)
+        return changes_to("privacy.example_clip", plan.example_clip[0], values)
+
+    def _unit_candidates(self, example_norms: Array) -> Sequence[Change]:
+        """Return promises for examples in place of those for devices."""
+        privacy = self.diagnosed.plan.privacy
+        if privacy.unit == "record" or privacy.epsilon is None:
+            return []
+        changes = []
+        for clip in np.quantile(example_norms, [0.9, 0.75]):
+            accompanying = {"privacy.example_clip": rounded(clip)}
+            changes.append(Change("privacy.unit", "record", "to", accompanying))
+        return changes
 
 
 def example_clips(posterior: Posterior | None, norms: Array) -> Array:
@@ -380,25 +428,45 @@ def example_clips(posterior: Posterior | None, norms: Array) -> Array:
 
 
 def is_uniform(values: NDArray[Any]) -> bool:
-    """Return whether all numbers of an array are the same."""
+    """Return whether all numbers of an array are the same.
+
+    A setting with one value for all rounds or devices can be changed by one number; the
+    array must not be empty.
+    """
     return bool(np.all(values == values.flat[0]))
 
 
 def rounded(value: Any) -> float | int:
-    """Return a plain number of two digits; whole numbers as they are."""
+    """Return a number of two significant digits, as one of Python's.
+
+    Whole numbers are returned as they are: rounds are not rounded.
+    """
     if isinstance(value, int | np.integer):
         return int(value)
     return float(f"{value:.2g}")
 
 
-def changes_to(key: str, now: float, values: ArrayLike) -> list[Change]:
+def changes_to(key: str, present: float, values: ArrayLike) -> list[Change]:
     """Return changes of a key to numbers, the nearest to the present one first.
+
+    Distances are those of logarithms. A value that is the present one to two digits is
+    no change.
 
     Args:
         key: of a scenario.
-        now: its present value.
-        values: to try, [n]; they are rounded to two digits.
+        present: its present value.
+        values: to try, positive, [n]; they are rounded to two digits.
+
+    Returns:
+        A change for every different value, with its direction.
     """
-    others = sorted({rounded(value) for value in np.asarray(values)} - {rounded(now)})
-    others.sort(key=lambda value: abs(np.log(value / max(now, 1e-9))))
-    return [Change(key, value, "up" if value > now else "down") for value in others]
+    candidates = {rounded(value) for value in np.asarray(values)}
+    candidates.discard(rounded(present))
+
+    def distance(value: float) -> float:
+        return abs(np.log(value / max(present, SMALLEST_PRESENT)))
+
+    by_distance = sorted(sorted(candidates), key=distance)
+    return [
+        Change(key, value, "up" if value > present else "down") for value in by_distance
+    ]

@@ -15,7 +15,7 @@ COST_TO_THE_PROMISE = {
     "privacy.epsilon": " (a weaker promise)",
     "privacy.unit": " (a weaker promise: it hides an example, not a device)",
 }
-"""What is said of a change that costs privacy."""
+"""What advice adds to a change that costs privacy."""
 CAUSES_SHOWN = 2
 """Causes for which changes are searched, and that tables show; lists have all."""
 
@@ -34,7 +34,11 @@ class Expectation(NamedTuple):
 
     @property
     def document(self) -> dict[str, object]:
-        """The content of `expected` in JSON."""
+        """The content of `expected` in JSON: keys before, after and exact.
+
+        `exact` says whether the numbers are those of the law of the chains, or only
+        tell better plans from worse ones.
+        """
         return {"before": self.before, "after": self.after, "exact": self.is_exact}
 
 
@@ -46,8 +50,8 @@ class Change(NamedTuple):
     value: SettingValue
     direction: str
     """up or down; to, where the value is not a number."""
-    others: Mapping[str, SettingValue] = {}
-    """Keys that must be set with it."""
+    accompanying: Mapping[str, SettingValue] = {}
+    """Values of other keys that must be set with it."""
     expected: Expectation | None = None
     """None where it cannot be forecast."""
     follows_another: bool = False
@@ -55,22 +59,33 @@ class Change(NamedTuple):
 
     @property
     def values(self) -> dict[str, SettingValue]:
-        """The new value of every key."""
-        return {self.key: self.value, **self.others}
+        """The new value of every key, those that must be set with it included.
+
+        They are what a plan is made again with, and what is written into a scenario.
+        """
+        return {self.key: self.value, **self.accompanying}
 
     @property
     def cost_after(self) -> float:
-        """What is expected after the change; infinite where nothing is."""
+        """The cost that a forecast expects after the change.
+
+        W2² in posterior variances, or 1/ESS of one chain for too few draws; infinite
+        where the change cannot be forecast, so that it loses against any other.
+        """
         return math.inf if self.expected is None else self.expected.after
 
     @property
     def document(self) -> dict[str, object]:
-        """The content of `change` in JSON."""
+        """The content of `change` in JSON.
+
+        It has the key, its value, the direction (up, down or to), the values of other
+        keys to set with it, and what is expected; None where there is no forecast.
+        """
         return {
             "key": self.key,
             "value": self.value,
             "direction": self.direction,
-            "with": dict(self.others),
+            "with": dict(self.accompanying),
             "expected": None if self.expected is None else self.expected.document,
         }
 
@@ -119,7 +134,11 @@ class Cause(NamedTuple):
 
     @property
     def document(self) -> dict[str, object]:
-        """The content of one entry of `diagnosis` in JSON."""
+        """The content of one entry of `diagnosis` in JSON.
+
+        It has the cause, its evidence and cost, the changes as `Change.document` has
+        them or None, and the text that people read, which says all of it in sentences.
+        """
         return {
             "cause": self.cause,
             "evidence": self.evidence,
@@ -145,7 +164,11 @@ class Measured(NamedTuple):
 
     @classmethod
     def from_evaluation(cls, evaluation: Evaluation) -> "Measured":
-        """Return what an evaluation of a trace has measured."""
+        """Return what an evaluation of a trace has measured.
+
+        The clip rate is that of kept rounds; it is None where no round is kept or the
+        plan does not clip. Scores on test sets are left out.
+        """
         clip_rate = evaluation.clip_rate["samples"]
         is_known = clip_rate is not None and not math.isnan(clip_rate)
         return cls(
