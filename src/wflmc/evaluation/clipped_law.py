@@ -27,7 +27,7 @@ larger models only the plan is."""
 MAX_MODEL_DIM = 64
 """Directions that stand for those of a posterior that is not looked at."""
 UNCLIPPED_FRACTION = 0.99
-"""What has to be left of every gradient for a forecast to count as exact."""
+"""A forecast counts as exact where more than this is left of every typical gradient."""
 
 
 class ChainForecast(NamedTuple):
@@ -45,13 +45,13 @@ class ChainForecast(NamedTuple):
     inverse_ess: float
     """The variance of one chain's mean over its draws: 1/ESS."""
     clip_rate: float
-    """The fraction of the devices' gradients that are clipped."""
+    """The fraction of devices and rounds whose typical gradient is clipped."""
     fraction_left: float
-    """What clipping leaves of gradients, on average."""
+    """What clipping leaves of gradients, on average over devices and rounds."""
     exact: bool
-    """Whether no gradient is clipped in any round. Otherwise the forecast knows
-    clipping on average alone, and tells better plans from worse ones, not how good they
-    are."""
+    """Whether clipping leaves more than 99 % of every device's typical gradient in all
+    rounds, burn-in included. Otherwise the forecast knows clipping on average alone,
+    and tells better plans from worse ones, not how good they are."""
 
 
 @without_data
@@ -69,13 +69,17 @@ class ForecastModel(NamedTuple):
 def model_of(plan: Plan, posterior: Posterior | None) -> ForecastModel:
     """Return the quadratic model of a posterior.
 
+    A posterior that is None, has more than 2²¹ numbers in the gradients of all devices,
+    or has no mode is not looked at: the model is then made of the plan's μ, L and
+    distance at the start.
+
     Args:
-        plan: whose start and devices the model has; of a posterior that is None, too
-            large, or without a mode, its μ, L and distance at the start make the model.
+        plan: whose start and devices the model has.
         posterior: of the data; None where it is not at hand.
 
     Returns:
-        The model, for any plan of the same posterior and start.
+        The model, for any plan of the same posterior and start. Norms of examples are
+        known only where the posterior was looked at.
     """
     if posterior is not None:
         size = posterior.devices * posterior.dim
@@ -156,12 +160,14 @@ def _rounds(
     cost = model.cost
     start_variance = cost.start_variance if start else 1 / cost.precision
     groups = DirectionGroups.of(cost.precision, start_variance)
-    has_velocity = plan.dynamics.has_velocity
-    mean = np.zeros((cost.precision.size, 1 + has_velocity))
+    # Of the position, and of the velocity where there is one.
+    state_size = 2 if plan.dynamics.has_velocity else 1
+    triangle_size = state_size * (state_size + 1) // 2
+    mean = np.zeros((cost.precision.size, state_size))
     if start:
         mean[:, 0] = cost.start_mean[groups.order]
-    covariance = np.zeros((groups.start.size, 3 if has_velocity else 1))
-    covariance[:, -1] = 1.0  # of the velocity, where there is one
+    covariance = np.zeros((groups.start.size, triangle_size))
+    covariance[:, -1] = 1.0  # the velocity starts as N(0, I)
     covariance[:, 0] = groups.start
     noise = plan.noise_variance
     if not excess:
@@ -199,13 +205,16 @@ def _example_clipping(plan: Plan, model: ForecastModel) -> ExampleClipping | Non
 
 
 class _RoundSummaries(NamedTuple):
-    """Of every round after burn-in, [rounds] each."""
+    """What a forecast says of every round after burn-in, [rounds] each."""
 
     w2_sq: Array
-    scaled_w2_sq: Array
     """Summed over directions."""
+    scaled_w2_sq: Array
+    """The same in the posterior's variance of each direction."""
     clip_rate: Array
+    """The fraction of the devices whose gradient is clipped."""
     fraction_left: Array
+    """What clipping leaves of gradients, mean over devices."""
 
 
 class _Summary:
@@ -248,36 +257,43 @@ class _Summary:
 
     def _add_rounds(self, window: Window, first: int) -> None:
         """Take the rounds of a window from `first` on into account."""
-        precision = self.rounds.precision
         groups = self.rounds.groups
         law = window.law.between(first + 1, None)
         mean_sq = law.mean[..., 0] ** 2
-        std = np.sqrt(np.maximum(law.covariance[..., 0], 0.0))
-        std_error = std - groups.precision[:, None] ** -0.5
+        variance = np.maximum(law.covariance[..., 0], 0.0)
+        posterior_std = groups.precision**-0.5
+        std_error = np.sqrt(variance) - posterior_std[:, None]
         std_error_sq = groups.sizes[:, None] * std_error**2
-        devices_left = window.left.devices[:, first:].mean(0)
+        scaled_mean_sq = self.rounds.precision @ mean_sq
+        scaled_std_error_sq = groups.precision @ std_error_sq
+        is_cut = window.left.is_cut[:, first:]
+        devices_left = window.left.devices[:, first:]
+        examples_left = window.left.examples[first:]
         summaries = _RoundSummaries(
             w2_sq=mean_sq.sum(0) + std_error_sq.sum(0),
-            scaled_w2_sq=precision @ mean_sq + groups.precision @ std_error_sq,
-            clip_rate=window.left.is_cut[:, first:].mean(0),
-            fraction_left=window.left.examples[first:] * devices_left,
+            scaled_w2_sq=scaled_mean_sq + scaled_std_error_sq,
+            clip_rate=is_cut.mean(0),
+            fraction_left=examples_left * devices_left.mean(0),
         )
         self.windows.append(summaries)
 
     def _add_covariance(self, window: Window, first: int) -> None:
         """Add the covariance of these rounds with those before them."""
-        groups = self.rounds.groups
+        sizes = self.rounds.groups.sizes
         rounds = slice(window.rounds.start + first, window.rounds.stop)
         covariance = window.law.covariance[:, first + 1 :]
+        group_count, round_count, _ = covariance.shape
         size = self.lagged.shape[-1]
-        recursion = BlockRecursion([1] * len(covariance), covariance.shape[1], size)
+        recursion = BlockRecursion([1] * group_count, round_count, size)
+        # The first row of the upper triangle: covariances with the position.
         with_position = [covariance[..., entry] for entry in range(size)]
         curvature = self.rounds.curvature_of_groups(window.curvature[first:])
         matrix = self.rounds.matrices(curvature, rounds)
         lagged = recursion.solve(matrix, with_position, self.lagged)
         self.lagged = lagged[:, -1]
         with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
-        self.sum_variance += float(groups.sizes @ with_earlier.sum(-1))
+        by_group = with_earlier.sum(-1)
+        self.sum_variance += float(sizes @ by_group)
 
     def forecast(self, *, average: bool) -> ChainForecast:
         """Return the forecast of all windows so far.
@@ -291,14 +307,16 @@ class _Summary:
         fields = [np.concatenate(parts) for parts in zip(*self.windows, strict=True)]
         rounds = _RoundSummaries(*map(_infinite, fields))
         precision = self.rounds.precision
-        variance = float((1 / precision).sum())
+        posterior_variance = float((1 / precision).sum())
         draws = rounds.w2_sq.size
         summary = np.mean if average else np.max
-        sum_variance = float(_infinite(self.sum_variance))
+        w2_sq = float(summary(rounds.w2_sq))
+        scaled_w2_sq = float(summary(rounds.scaled_w2_sq))
+        variance_of_mean = float(_infinite(self.sum_variance)) / draws**2
         return ChainForecast(
-            w2_sq=float(summary(rounds.w2_sq)) / variance,
-            scaled_w2_sq=float(summary(rounds.scaled_w2_sq)) / precision.size,
-            inverse_ess=sum_variance / draws**2 / variance,
+            w2_sq=w2_sq / posterior_variance,
+            scaled_w2_sq=scaled_w2_sq / precision.size,
+            inverse_ess=variance_of_mean / posterior_variance,
             clip_rate=float(rounds.clip_rate.mean()),
             fraction_left=float(rounds.fraction_left.mean()),
             exact=self.smallest_left > UNCLIPPED_FRACTION,

@@ -109,14 +109,16 @@ class DirectionGroups(NamedTuple):
             The groups, those of the smallest precision first.
         """
         order = np.lexsort((start, precision))
-        pairs = np.stack([precision, start], axis=1)[order]
-        is_new = np.any(pairs[1:] != pairs[:-1], axis=1)
-        first = np.flatnonzero(np.append(True, is_new))
-        sizes = np.diff(np.append(first, precision.size))
+        precision = precision[order]
+        start = start[order]
+        has_other_precision = precision[1:] != precision[:-1]
+        has_other_start = start[1:] != start[:-1]
+        is_first = np.append(True, has_other_precision | has_other_start)
+        first = np.flatnonzero(is_first)
         return cls(
-            precision=pairs[first, 0],
-            sizes=sizes,
-            start=pairs[first, 1],
+            precision=precision[first],
+            sizes=np.diff(np.append(first, precision.size)),
+            start=start[first],
             order=order,
         )
 
@@ -139,14 +141,16 @@ class GradientMoments(NamedTuple):
             previous: the moments of the same rounds in that sweep.
 
         Returns:
-            The largest change over the window's rounds, relative to q; that of the
-            variance of examples follows from these.
+            The largest change over the window's rounds, of q relative to q and of the
+            mean relative to √q; that of the variance of examples follows from these.
         """
-        size = np.maximum(self.square, SMALLEST_SQUARE)
-        of_square = np.abs(self.square - previous.square) / size
+        square = np.maximum(self.square, SMALLEST_SQUARE)
+        of_square = np.abs(self.square - previous.square) / square
         difference = self.change - previous.change
-        of_mean = np.einsum("dw,dw->w", difference, difference) / size
-        return float(np.maximum(of_square.max(), np.sqrt(of_mean.max())))
+        difference_sq = np.einsum("dw,dw->w", difference, difference)
+        of_mean_sq = difference_sq / square
+        of_mean = np.sqrt(of_mean_sq.max())
+        return float(np.maximum(of_square.max(), of_mean))
 
 
 class Feedback:
@@ -154,16 +158,18 @@ class Feedback:
 
     Args:
         matrix: of the second moments of the state, without feedback, entries of [1, W].
-        enters: how a change of q enters the second moments of the next round, [W] each.
+            The first of these moments is q.
+        slopes: derivatives of the second moments after a round by q before it, [W]
+            each.
     """
 
-    def __init__(self, matrix: Entries, enters: Sequence[Array]) -> None:
-        self.enters = enters
+    def __init__(self, matrix: Entries, slopes: Sequence[Array]) -> None:
+        self.slopes = slopes
         rows = []
-        for row, change in zip(matrix, enters, strict=True):
-            rows.append([row[0] + change, *row[1:]])
+        for row, slope in zip(matrix, slopes, strict=True):
+            rows.append([row[0] + slope, *row[1:]])
         self.matrix = rows
-        self.recursion = BlockRecursion([1], enters[0].size, len(enters))
+        self.recursion = BlockRecursion([1], slopes[0].size, len(slopes))
 
     def extrapolate(
         self, moments: GradientMoments, previous: GradientMoments
@@ -183,7 +189,7 @@ class Feedback:
         """
         square = moments.square
         change = square - previous.square
-        increments = [enters * change for enters in self.enters]
+        increments = [slope * change for slope in self.slopes]
         start = np.zeros((1, len(increments)))
         response = self.recursion.solve(self.matrix, increments, start)
         factor = 1 + response[0, :-1, 0] / np.maximum(square, SMALLEST_SQUARE)
@@ -551,12 +557,10 @@ class _Sweeps:
 
     def _constant_law(self) -> Law:
         """Return the first guess: the law before every round is that of the start."""
-        mean = self.start.mean[:, None]
-        covariance = self.start.covariance[:, None]
-        return Law(
-            mean=np.repeat(mean, self.length, axis=1),
-            covariance=np.repeat(covariance, self.length, axis=1),
-        )
+        at_start = Law(self.start.mean[:, None], self.start.covariance[:, None])
+        mean = np.repeat(at_start.mean, self.length, axis=1)
+        covariance = np.repeat(at_start.covariance, self.length, axis=1)
+        return Law(mean, covariance)
 
     def _moments(self, law: Law) -> GradientMoments:
         """Return the moments of gradients, for the law before every round."""
@@ -661,10 +665,10 @@ class _Sweeps:
         precision = cubes / np.maximum(spread[0], SMALLEST_SQUARE)
         matrix = chain.matrices(curvature * precision, self.rounds)
         motion_slope = [list(row) for row in chain.slope[..., self.rounds]]
-        turned = _mixed_products(motion_slope, spread, matrix)
-        curvature_slope = self._curvature_slope(left, curvature, moments)
-        enters = [curvature_slope * precision * change for change in turned]
-        return Feedback(_of_covariance(matrix), enters)
+        by_curvature = _mixed_products(motion_slope, spread, matrix)
+        curvature_slope = self._curvature_slope(left, curvature, moments) * precision
+        slopes = [curvature_slope * product for product in by_curvature]
+        return Feedback(_of_covariance(matrix), slopes)
 
     def _curvature_slope(
         self, left: GradientsLeft, curvature: Array, moments: GradientMoments
@@ -732,24 +736,24 @@ def _of_covariance(matrix: Entries) -> Entries:
 
 
 def _mixed_products(
-    left: Entries, moments: Sequence[Array], right: Entries
+    first: Entries, moments: Sequence[Array], second: Entries
 ) -> Sequence[Array]:
     """Return the upper triangle of A Q Bᵀ + B Q Aᵀ.
 
     Args:
-        left: A, of one or two rows.
+        first: A, of one or two rows.
         moments: the upper triangle of Q.
-        right: B.
+        second: B.
     """
-    size = len(left)
+    size = len(first)
     products = []
     for row, column in _triangle(size):
         total = np.zeros_like(moments[0])
         for i in range(size):
             for j in range(size):
-                entry = moments[i + j]
-                total += (
-                    left[row][i] * right[column][j] + right[row][i] * left[column][j]
-                ) * entry
+                one_way = first[row][i] * second[column][j]
+                other_way = second[row][i] * first[column][j]
+                # Of the triangle of one or two rows, Q[i, j] is entry i + j.
+                total += (one_way + other_way) * moments[i + j]
         products.append(total)
     return products
