@@ -56,8 +56,10 @@ def nested_rhat(theta: jax.Array) -> jax.Array:
     Returns:
         R-hat, [m].
     """
-    between = jnp.var(theta.mean(1), axis=0, ddof=1)
-    within = jnp.var(theta, axis=1, ddof=1).mean(0)
+    means_of_groups = theta.mean(1)
+    variances_in_groups = jnp.var(theta, axis=1, ddof=1)
+    between = jnp.var(means_of_groups, axis=0, ddof=1)
+    within = variances_in_groups.mean(0)
     return jnp.sqrt((within + between) / within)
 
 
@@ -72,9 +74,11 @@ def _run_block(
 
     def body(state: State, _: object) -> tuple[State, jax.Array]:
         advance = jax.vmap(step, (0, None, CHAIN_AXES, None), (CHAIN_AXES, 0))
-        moved, _ = advance(round_keys(keys, state.round), posterior, state, rounds)
+        keys_of_round = round_keys(keys, state.round)
+        moved, _ = advance(keys_of_round, posterior, state, rounds)
         by_group = moved.position.reshape(GROUPS, MEMBERS, -1)
-        return moved, nested_rhat(by_group).max()
+        rhat = nested_rhat(by_group)
+        return moved, rhat.max()
 
     return jax.lax.scan(body, state, None, BLOCK)
 
@@ -91,7 +95,8 @@ def choose_burn_in(
     A noiseless pilot is simulated on pooled data, in which real devices take no part.
     Its result depends on the data, which ε does not cover. It starts from draws of the
     prior, because equal starts would hide what R-hat looks for, and goes on until R-hat
-    has stayed below the limit for as long as it took to get there.
+    has stayed below the limit for as long as it took to get there, and half a block of
+    rounds more; where `limit` rounds end before that, for as long as it took is enough.
 
     Args:
         key: seeds the pilot, with numbers other than those of a run with this key.

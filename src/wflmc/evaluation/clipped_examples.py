@@ -17,7 +17,7 @@ SMALLEST_VARIANCE = 1e-300
 """In the place of zero, whose logarithm is taken."""
 LOG_SPACING = 0.05
 """Of the points at which a fraction is tabulated, in log variance. As the fraction is
-made of Φ(a/√v), the polynomials between them are off by less than 1e-10."""
+made of Φ(a/√v), the polynomials between them are off by some 1e-10 at most."""
 STENCIL = np.arange(-2, 4)
 """Points around a variance through which the polynomial goes; it is between 0 and 1."""
 LAGRANGE = np.linalg.inv(np.vander(STENCIL, increasing=True).T.astype(float))
@@ -61,10 +61,12 @@ class ExampleClipping:
         """
         left, _ = self._left_of_longest(variance)
         np.minimum(left, 1.0, out=left)
-        return (left.sum(0) + self.norms.size - len(left)) / self.norms.size
+        # The others have all of their gradient left.
+        total = left.sum(0) + self.norms.size - len(left)
+        return total / self.norms.size
 
     def gradients_left_slope(self, variance: Array) -> Array:
-        """Return the derivative of log `gradients_left` by that of the variance.
+        """Return the derivative of log `gradients_left` by log variance.
 
         Args:
             variance: of δ, [W].
@@ -73,9 +75,10 @@ class ExampleClipping:
             The derivative, [W]; 0 where no example is clipped, else negative.
         """
         left, norm_sq = self._left_of_longest(variance)
-        of_examples = np.where(left < 1, left / norm_sq, 0.0)
-        mean = of_examples.sum(0) / self.norms.size
-        return -0.5 * variance * mean / self.gradients_left(variance)
+        of_clipped = np.where(left < 1, left / norm_sq, 0.0)
+        mean = of_clipped.sum(0) / self.norms.size
+        slope = -0.5 * variance * mean
+        return slope / self.gradients_left(variance)
 
     def _left_of_longest(self, variance: Array) -> tuple[Array, Array]:
         """Return limit/norm, and the squared norm, of all examples that may be clipped.
@@ -164,6 +167,7 @@ class ExampleClipping:
     def _changes_left(self, variance: Array) -> Array:
         """Return `changes_left`, computed for every variance."""
         std = np.sqrt(variance + SMALLEST_VARIANCE)
-        upper = ndtr((self.limits - self.norms)[:, None] / std)
-        lower = ndtr(-(self.limits + self.norms)[:, None] / std)
-        return (upper - lower).mean(0)
+        upper_end = (self.limits - self.norms)[:, None]
+        lower_end = -(self.limits + self.norms)[:, None]
+        inside = ndtr(upper_end / std) - ndtr(lower_end / std)
+        return inside.mean(0)

@@ -85,8 +85,10 @@ def expected_calibration(
 ) -> Calibration:
     """Score predicted probabilities by their expectation over labels of known law.
 
-    Settings can be compared by this without any labels. Nothing is checked: the
-    arguments come from this package.
+    Settings can be compared by this without any labels. Accuracy, `nll` and `brier` are
+    expectations; `ece` compares confidence with the expected accuracy in every bin, so
+    that it lacks what chance adds with labels. Nothing is checked: the arguments come
+    from this package.
 
     Args:
         predicted: predicted probabilities, [..., n, C], above 0 and of sum 1.
@@ -96,12 +98,14 @@ def expected_calibration(
     Returns:
         The expected scores, [...].
     """
-    of_class = np.broadcast_to(truth, predicted.shape)
-    best = predicted.argmax(-1)[..., None]
-    right = np.take_along_axis(of_class, best, axis=-1)[..., 0]
+    truth_of_rows = np.broadcast_to(truth, predicted.shape)
+    predicted_class = predicted.argmax(-1, keepdims=True)
+    right = np.take_along_axis(truth_of_rows, predicted_class, axis=-1)
     of_label = np.einsum("...nc,nc->...n", predicted, truth)
-    nll = -np.einsum("...nc,nc->...n", np.log(predicted), truth)
-    return _binned(predicted, right=right, of_label=of_label, nll=nll, bins=bins)
+    log_score = np.einsum("...nc,nc->...n", np.log(predicted), truth)
+    return _binned(
+        predicted, right=right[..., 0], of_label=of_label, nll=-log_score, bins=bins
+    )
 
 
 def _binned(
@@ -122,8 +126,9 @@ def _binned(
     chains = confidence.size // count
     edges = np.arange(bins + 1) / bins
     upper_edge = np.searchsorted(edges, confidence, side="left")
-    bin_index = np.clip(upper_edge - 1, 0, bins - 1).reshape(-1, count)
-    flat_index = (bin_index + bins * np.arange(chains)[:, None]).ravel()
+    bin_index = np.clip(upper_edge - 1, 0, bins - 1)
+    first_of_chain = bins * np.arange(chains)[:, None]
+    flat_index = (bin_index.reshape(-1, count) + first_of_chain).ravel()
 
     def sum_by_bin(values: np.ndarray) -> Array:
         weights = values.ravel().astype(float)
@@ -133,12 +138,13 @@ def _binned(
     counts = sum_by_bin(np.ones_like(confidence))
     confidences = sum_by_bin(confidence)
     rights = sum_by_bin(right)
+    gaps = np.abs(confidences - rights)
     # Σ_c (p_c − 1[c = label])² = Σ_c p_c² − 2 p_label + 1
     squares = (p**2).sum(-1) - 2 * of_label + 1
     with np.errstate(invalid="ignore", divide="ignore"):
         return Calibration(
             accuracy=right.mean(-1),
-            ece=np.abs(confidences - rights).sum(-1) / count,
+            ece=gaps.sum(-1) / count,
             nll=nll.mean(-1),
             brier=squares.mean(-1),
             confidence=confidences / counts,
@@ -168,11 +174,8 @@ def mean_probabilities(theta: np.ndarray, rows: Array, classes: int) -> Array:
 def _check(p: Array, labels: np.ndarray, bins: int) -> None:
     """Refuse all but a table of probabilities with a label for each row."""
     if p.ndim < 2 or labels.shape != p.shape[-2:-1] or not labels.size:
-        raise InputError(
-            "labels",
-            f"shape {labels.shape}",
-            f"one label for each row of probabilities {p.shape}",
-        )
+        requirement = f"one label for each row of probabilities {p.shape}"
+        raise InputError("labels", f"shape {labels.shape}", requirement)
     classes = p.shape[-1]
     is_integer = labels.dtype.kind in "iu"
     if not is_integer or labels.min() < 0 or labels.max() >= classes:
@@ -181,7 +184,8 @@ def _check(p: Array, labels: np.ndarray, bins: int) -> None:
             f"{labels.dtype}, or out of range",
             f"whole numbers from 0 to {classes - 1}",
         )
-    has_sum_one = np.abs(p.sum(-1) - 1) < SUM_TOLERANCE
+    excess = p.sum(-1) - 1
+    has_sum_one = np.abs(excess) < SUM_TOLERANCE
     if not (np.all(p >= 0) and np.all(has_sum_one)):
         raise InputError(
             "probabilities",
@@ -202,14 +206,17 @@ def reliability(scores: Calibration) -> dict[str, Array]:
         `confidence` and `observed` accuracy of each bin, nan where it is empty, and
         the `share` of the examples in it; each [bins].
     """
-    fractions = scores.bin_fraction.reshape(-1, scores.bin_fraction.shape[-1])
+    bins = scores.bin_fraction.shape[-1]
+    fractions = scores.bin_fraction.reshape(-1, bins)
     total_fraction = fractions.sum(0)
+    is_filled = total_fraction > 0
 
     def average(values: Array) -> Array:
-        by_chain = values.reshape(fractions.shape)
-        total = np.where(fractions > 0, by_chain * fractions, 0.0).sum(0)
-        empty = np.full_like(total_fraction, np.nan)
-        return np.divide(total, total_fraction, out=empty, where=total_fraction > 0)
+        weighted = values.reshape(-1, bins) * fractions
+        total = np.where(fractions > 0, weighted, 0.0).sum(0)
+        means = np.full_like(total_fraction, np.nan)
+        means[is_filled] = total[is_filled] / total_fraction[is_filled]
+        return means
 
     return {
         "confidence": average(scores.confidence),
@@ -223,8 +230,9 @@ def predictive_scores(
 ) -> Calibration:
     """Score each chain's mean prediction over its draws on test data.
 
-    Predictions are float32: a probability that underflows counts as the smallest there
-    is, 1e-38 or 87 nats. Chains are predicted for a few at a time, which bounds memory.
+    Predictions are float32: a probability that underflows counts as the smallest normal
+    number, 1e-38 or 87 nats. Chains are predicted for a few at a time, which bounds
+    memory.
 
     Args:
         posterior: predicts classes.
@@ -272,9 +280,9 @@ def regression_scores(
 
     Args:
         posterior: a linear regression, whose features have an intercept or not.
-        theta: draws of the parameters, [chain, draw, m], in the coordinates of the
-            features.
-        features: of the test examples, [n, d].
+        theta: draws of the parameters θ, [chain, draw, m], whatever coordinates chains
+            move in.
+        features: of the test examples, [n, d], as in the training data.
         target: of the test examples, [n].
 
     Returns:
