@@ -377,12 +377,12 @@ def short_settings(devices):
 
 def test_row_sum():
     """Rows of many short devices that float32 adds."""
-    lattice = softmax_rows.RowLattice(128, 1, jnp.float32(512.0))
-    features = jnp.ones((128, 1), jnp.float32)
+    lattice = softmax_rows.RowLattice(1, jnp.float32(512.0))
+    features = jnp.ones((1, 128, 1), jnp.float32)
 
     @jax.jit
     def added(terms):
-        return softmax_rows._add_rows(features, terms[:, None, None], lattice)
+        return softmax_rows._add_rows(features, terms[None, None], lattice)
 
     error = largest_excess(lambda terms: float(added(terms).double.item()), 128)
     assert_covered("row_sum", short_settings(128), error)
@@ -392,9 +392,9 @@ def test_row_lattice():
     """A sum of rows half a step from the lattice of 256 such sums."""
     count = 256
     step = 4 * 128 * count**2 * 2.0**-46
-    lattice = softmax_rows.RowLattice(128, count, jnp.float32(512.0))
-    features = jnp.ones((128 * count, 1), jnp.float32)
-    terms = np.zeros((2, 128 * count, 1, 1), np.float32)
+    lattice = softmax_rows.RowLattice(count, jnp.float32(512.0))
+    features = jnp.ones((count, 128, 1), jnp.float32)
+    terms = np.zeros((2, 1, 1, 128 * count), np.float32)
     terms[:, 0, 0, 0] = [(1 - ALMOST_HALF) * step, -(1 - ALMOST_HALF) * step]
     add = jax.jit(lambda rows: softmax_rows._add_rows(features, rows, lattice))
     change = (add(terms[0]).double - add(terms[1]).double).item()

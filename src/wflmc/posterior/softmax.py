@@ -419,7 +419,7 @@ class SoftmaxPosterior(Regression):
             limit: bytes.
         """
         rows = self.features.shape[1]
-        chain_count = softmax_rows.chains_together(chains, self.dim)
+        chain_count = softmax_rows.chains_together(chains)
         if jax.default_backend() == "cpu":
             # As many as one matrix product may add; a few times that where the cache
             # holds all these sums.

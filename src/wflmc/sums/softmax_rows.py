@@ -1,14 +1,19 @@
 r"""Clipped sums of the softmax model on devices of few rows (Sums, step 6).
 
-No device's gradient $g = U^\top R + q$ is ever computed; q is its share of the prior's.
-Its norm follows from the products of its few rows,
+No device's gradient $g = R\,U + q$ is ever computed; q is its share of the prior's. Its
+norm follows from the products of its few rows,
 
-$$\lVert g\rVert^2 = \lVert q\rVert^2 + 2\sum_i r_i\cdot(q^\top u_i)
+$$\lVert g\rVert^2 = \lVert q\rVert^2 + 2\sum_i r_i\cdot(q\,u_i)
   + \sum_{ij} (u_i\cdot u_j)(r_i\cdot r_j),$$
 
-and the sum over devices, $\sum_k f_k (U_k^\top R_k + q)$ with clipping factors f, is
-one matrix product of all rows and the prior's share times $\sum_k f_k$. The float64
-reference is `reference.softmax_record_gradients`.
+and the sum over devices, $\sum_k f_k (R_k U_k + q)$ with clipping factors f, is one
+product of all rows and the prior's share times $\sum_k f_k$. The float64 reference is
+`reference.softmax_record_gradients`.
+
+Logits are held as [chain, C, row], as in `wflmc.sums.softmax_classes`. Rows are ordered
+by part of a block, then by their number i within a device, then by device: row i of all
+devices of a part stand side by side, so that the terms of a norm run along devices,
+several at a time, however few chains there are.
 """
 
 import functools
@@ -22,7 +27,6 @@ from wflmc.sums.bound import row_product_error
 from wflmc.sums.chains import batch_chains
 from wflmc.sums.clipping import clip_factor, prior_factor, signal_bound
 from wflmc.sums.constants import (
-    CPU_CACHE_BYTES,
     DEVICES_PER_LATTICE,
     LONGEST_ROW_PER_CLIP,
     LOST_NORM,
@@ -34,39 +38,50 @@ from wflmc.sums.constants import (
 )
 from wflmc.sums.devices import ClippedSum, Sum, zero_pair_sum
 from wflmc.sums.lattices import lattice_parts, lattice_sum, sum_parts
-from wflmc.sums.pairs import Pair, plus, times
+from wflmc.sums.norms import root_of_squares
+from wflmc.sums.pairs import Pair, barrier, plus, times
 from wflmc.sums.parts import part_size
-from wflmc.sums.softmax import (
-    Curvature,
-    LabelledRows,
-    class_norms,
+from wflmc.sums.softmax import Curvature, LabelledRows
+from wflmc.sums.softmax_classes import (
+    CLASS_AXIS,
+    PARAMETER_AXES,
     clip_residuals,
-    columns_of,
     prior_share,
-    product,
-    row_limits,
     softmax_residuals,
-    vectors_of,
-    weighted_rows,
 )
 from wflmc.support.errors import without_data
 
-FEWEST_CHAINS_TOGETHER = 64
-"""Chains that are taken at a time at least."""
+MAX_CHAINS_TOGETHER = 32
+"""Chains that a CPU takes at a time: its cache then holds the logits of a block."""
 
 
 @without_data
 class ShortDevices(NamedTuple):
-    """Devices of few rows, with leading axes [blocks, block], or [block]."""
+    """Devices of few rows, p of them in a part, with leading axes [blocks, parts].
+
+    Parts are filled up with devices whose features are zero.
+    """
 
     features: jax.Array
-    """u[..., n, d]."""
+    """u[..., n, p, d]."""
     labels: jax.Array
-    """Classes [..., n]."""
+    """Classes [..., n, p]."""
     norms: jax.Array
-    """‖u‖[..., n]; infinite for rows that add nothing."""
+    """‖u‖[..., n, p]; infinite for rows that add nothing."""
     products: jax.Array
-    """u_i · u_j, [..., n, n]."""
+    """u_i · u_j, [..., n, n, p]; 0 for rows that add nothing."""
+
+    def block(self, index: jax.Array) -> "ShortDevices":
+        """Return a block of devices, with leading axis [parts].
+
+        Args:
+            index: the number of the block.
+        """
+        arrays = (
+            jax.lax.dynamic_index_in_dim(values, index, keepdims=False)
+            for values in self
+        )
+        return ShortDevices(*arrays)
 
 
 class PriorShare(NamedTuple):
@@ -76,8 +91,8 @@ class PriorShare(NamedTuple):
     """What it is the gradient of."""
     factor: jax.Array
     """[chain]: it is scaled by this where it would be absurdly long."""
-    columns: jax.Array
-    """q[d, C, chain], scaled."""
+    gradient: jax.Array
+    """q[chain, C, d], scaled."""
     squared_norm: jax.Array
     """‖q‖²[chain]."""
 
@@ -87,20 +102,18 @@ class RowResiduals(NamedTuple):
     """Residuals of the rows of a block of devices, clipped where records are."""
 
     residuals: jax.Array
-    """r[block · n, C, chain]."""
+    """r[chain, C, parts · n · p]."""
     logits: jax.Array
-    """[block · n, C, chain]."""
+    """[chain, C, parts · n · p]."""
     lengths: jax.Array
-    """‖u‖[block, n, 1 or chain] of the rows that count; 0 of others."""
+    """‖u‖[parts, n, p] or [chain, parts, n, p] of the rows that count; 0 of others."""
 
 
 class RowLattice(NamedTuple):
-    """How products of rows are added (Sums, step 6)."""
+    """How float32 sums of rows are added (Sums, step 6)."""
 
-    rows_per_sum: int
-    """Rows that float32 adds."""
     sums: int
-    """Such sums that are added on one lattice."""
+    """Sums that are added on one lattice."""
     bound: jax.Array
     """Public: no such sum exceeds it."""
 
@@ -114,15 +127,20 @@ def clip_devices(
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of devices of few rows (Sums, step 6).
 
+    No device's gradient is computed, so that time and memory hardly depend on how many
+    devices the rows are spread over. Devices are clipped by a norm that is never too
+    small, which may shorten a device by a relative 10⁻⁵ where its rows cancel.
+
     Args:
-        blocks: records of devices, with the norms of their features.
-        curvature: a device's share of the prior's.
+        blocks: records of devices [blocks, block, n, ...], with the norms of their
+            features; n is at most `MAX_ROWS_OF_SHORT_DEVICE`.
+        curvature: a device's share of the prior's, a number or [d, d].
         theta: θ[chain, m].
-        weight: w[chain, K], or [1, K].
+        weight: w[chain, K], or [1, K]; 0 for a device that does not transmit.
         clip: ℓ, as `weight`.
 
     Returns:
-        The sum [chain, m] and the norms [chain, K].
+        The sum [chain, m] and the norms [chain, K] before clipping.
     """
     return _clip_some_chains(blocks, curvature, theta, DeviceInputs(weight, clip))
 
@@ -137,16 +155,21 @@ def clip_records(
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, step 6).
 
+    As `clip_devices`, with the residual of every row clipped to c/‖u‖ before the
+    device's norm is taken.
+
     Args:
-        blocks: records of devices, with the norms of their features.
-        curvature: a device's share of the prior's.
+        blocks: records of devices [blocks, block, n, ...], with the norms of their
+            features; n is at most `MAX_ROWS_OF_SHORT_DEVICE`.
+        curvature: a device's share of the prior's, a number or [d, d].
         theta: θ[chain, m].
-        weight: w[chain, K], or [1, K].
+        weight: w[chain, K], or [1, K]; 0 for a device that does not transmit.
         clip: ℓ, as `weight`.
         example_clip: c, as `weight`.
 
     Returns:
-        The sum [chain, m] and the norms of the devices' gradients [chain, K].
+        The sum [chain, m] and the norms of the devices' gradients [chain, K], their
+        records clipped.
     """
     inputs = DeviceInputs(weight, clip, example_clip)
     return _clip_some_chains(blocks, curvature, theta, inputs)
@@ -159,11 +182,13 @@ def _clip_some_chains(
     inputs: DeviceInputs,
 ) -> ClippedSum:
     """Return the sums of some chains after the other; products of rows serve all."""
-    devices = _with_products(blocks)
+    devices = order_rows(blocks)
+    numbers = jnp.arange(blocks.labels.shape[0] * blocks.labels.shape[1])
+    device_numbers = numbers.reshape(blocks.labels.shape[:2])
     chains = len(theta)
-    size = chains_together(chains, theta.shape[1])
+    size = chains_together(chains)
     if size == chains:
-        return _clip_chains(devices, curvature, theta, inputs)
+        return _clip_chains(devices, device_numbers, curvature, theta, inputs)
 
     def split(values: jax.Array) -> jax.Array:
         of_all = jnp.broadcast_to(values, (chains, *values.shape[1:]))
@@ -171,7 +196,7 @@ def _clip_some_chains(
         return padded.reshape(-1, size, values.shape[1])
 
     def clip_part(part: tuple[jax.Array, DeviceInputs]) -> ClippedSum:
-        return _clip_chains(devices, curvature, *part)
+        return _clip_chains(devices, device_numbers, curvature, *part)
 
     parts = jax.lax.map(clip_part, jax.tree.map(split, (theta, inputs)))
     joined: ClippedSum = jax.tree.map(
@@ -182,111 +207,158 @@ def _clip_some_chains(
 
 
 def _clip_chains(
-    blocks: ShortDevices,
+    devices: ShortDevices,
+    device_numbers: jax.Array,
     curvature: Curvature,
     theta: jax.Array,
     inputs: DeviceInputs,
 ) -> ClippedSum:
-    """Return the sums of chains that are computed together."""
-    dim = blocks.features.shape[-1]
-    columns = columns_of(theta, dim)
-    prior = _prior_share(curvature, columns)
+    """Return the sums of chains that are computed together.
+
+    The loop goes through numbers of devices [blocks, block], not through their data:
+    what a loop takes apart, XLA may copy before it.
+    """
+    block_size = device_numbers.shape[1]
+    dim = devices.features.shape[-1]
+    parameters = theta.reshape(len(theta), -1, dim)
+    prior = _prior_share(curvature, parameters)
     signal = signal_bound(inputs.weight, inputs.clip)
-    lattice, group = _row_lattice(blocks, inputs, signal)
+    lattice, group = _row_lattice(devices, block_size, inputs, signal)
 
     def add(
         total: Sum,
-        block: ShortDevices,
-        of_block: DeviceInputs,
+        numbers: jax.Array,
+        block_inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
-        rows = _row_residuals(block, columns, of_block.example_clip)
+        block = devices.block(numbers[0] // block_size)
+        padded_inputs = _inputs_of_parts(block_inputs, block)
+        rows = _row_residuals(block, parameters, padded_inputs.example_clip)
         square = _squared_norms(block, rows, prior)
-        largest_norm = _largest_norms(square, block, rows, prior, of_block)
-        factors = device_factors(of_block, largest_norm)
-        by_row = _by_row(rows.residuals, block)
-        clipped = (factors[:, None, None] * by_row).reshape(rows.residuals.shape)
-        added = _add_rows(block.features.reshape(-1, dim), clipped, lattice)
+        largest_norm = _largest_norms(square, block, rows, prior, padded_inputs)
+        factors = device_factors(padded_inputs, largest_norm)
+        clipped = _factor_of_rows(factors, block) * rows.residuals
+        added = _add_rows(_rows_of_parts(block.features), clipped, lattice)
         assert total.low is not None
         new_total = Sum(total.high + added.high, total.low + added.low)
         norms = jnp.sqrt(jnp.maximum(square, 0.0))
-        return new_total, jnp.concatenate([norms, factors], axis=1).T
+        by_device = jnp.concatenate([norms, factors]).reshape(2 * len(theta), -1)
+        return new_total, by_device[:, :block_size]
 
-    zero = zero_pair_sum(columns)
-    total, numbers = scan_groups(
+    zero = zero_pair_sum(parameters)
+    total, norms_and_factors = scan_groups(
         add,
-        blocks,
+        device_numbers,
         zero,
         inputs,
         group=group,
         group_start=zero,
     )
-    norms, factors = jnp.split(numbers, 2)
+    norms, factors = jnp.split(norms_and_factors, 2)
     largest_factor = _largest_factor(inputs, signal, prior)
     shares = _prior_of_all(prior, factors, largest_factor)
     with_prior = plus(total.pair, shares)
-    sums = Sum(vectors_of(with_prior.high), vectors_of(with_prior.low))
+    sums = Sum(*(part.reshape(theta.shape) for part in with_prior))
     return ClippedSum(sums, norms)
 
 
 def device_factors(inputs: DeviceInputs, norms: jax.Array) -> jax.Array:
-    """Return the clipping factors of devices, [block, chain]."""
-    return clip_factor(inputs.weight.T, inputs.clip.T, norms)
+    """Return the clipping factors w min(1, ℓ/‖g‖) of a block of devices.
+
+    Args:
+        inputs: of the devices, [chain or 1, parts, p].
+        norms: ‖g‖[chain, parts, p].
+    """
+    return clip_factor(inputs.weight, inputs.clip, norms)
 
 
-def _with_products(blocks: LabelledRows) -> ShortDevices:
-    """Return devices with the products of their rows; 0 of rows that add nothing."""
+def order_rows(blocks: LabelledRows) -> ShortDevices:
+    """Return devices in parts, row i of all devices of a part side by side.
+
+    As many devices form a part as float32 may add rows of (`rows_together`); the last
+    part of a block is filled up with devices without features. Loops over rounds do
+    this once, before their first round.
+
+    Args:
+        blocks: records [blocks, block, n, ...], with norms.
+
+    Returns:
+        The same devices with the products of their rows.
+    """
     assert blocks.norms is not None
-    finite = jnp.isfinite(blocks.norms)[..., None]
-    usable = jnp.where(finite, blocks.features, 0.0)
-    products = jnp.einsum("bkid,bkjd->bkij", usable, usable, precision="highest")
-    return ShortDevices(blocks.features, blocks.labels, blocks.norms, products)
+    block_size, rows = blocks.labels.shape[1:]
+    part = rows_together(block_size, rows) // rows
+    missing = -block_size % part
+
+    def by_part(values: jax.Array) -> jax.Array:
+        widths = [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]
+        padded = jnp.pad(values, widths)
+        shape = (len(values), -1, part, *values.shape[2:])
+        return jnp.moveaxis(padded.reshape(shape), 2, 3)
+
+    features = by_part(blocks.features)
+    norms = by_part(blocks.norms)
+    usable = jnp.where(jnp.isfinite(norms)[..., None], features, 0.0)
+    products = jnp.einsum("baipd,bajpd->baijp", usable, usable, precision="highest")
+    return ShortDevices(features, by_part(blocks.labels), norms, products)
 
 
-def _prior_share(curvature: Curvature, columns: jax.Array) -> PriorShare:
+def _inputs_of_parts(inputs: DeviceInputs, block: ShortDevices) -> DeviceInputs:
+    """Return inputs [chain, block] as [chain, parts, p]; 0 for devices that fill up."""
+    parts, _, part = block.labels.shape
+
+    def by_part(values: jax.Array) -> jax.Array:
+        missing = parts * part - values.shape[1]
+        padded = jnp.pad(values, ((0, 0), (0, missing)))
+        return padded.reshape(-1, parts, part)
+
+    by_device: DeviceInputs = jax.tree.map(by_part, inputs)
+    return by_device
+
+
+def _prior_share(curvature: Curvature, parameters: jax.Array) -> PriorShare:
     """Return a device's share of the prior's gradient, with its norm."""
-    unscaled = prior_share(curvature, columns)
-    factor = prior_factor(unscaled, (0, 1))
-    scaled = factor * unscaled
+    unscaled = prior_share(curvature, parameters)[0]
+    factor = prior_factor(unscaled, PARAMETER_AXES)
+    scaled = factor[:, None, None] * unscaled
     return PriorShare(
         curvature=curvature,
         factor=factor,
-        columns=scaled,
-        squared_norm=jnp.sum(scaled**2, axis=(0, 1)),
+        gradient=scaled,
+        squared_norm=jnp.sum(scaled**2, axis=PARAMETER_AXES),
     )
 
 
 def _row_lattice(
-    blocks: ShortDevices,
+    devices: ShortDevices,
+    block_size: int,
     inputs: DeviceInputs,
     signal: jax.Array,
 ) -> tuple[RowLattice, int]:
     """Return how rows are added, and how many blocks share a lattice."""
-    block, rows = blocks.labels.shape[1:]
-    devices = inputs.weight.shape[1]
-    rows_per_sum = rows_together(block, rows)
-    group = blocks_per_group(devices, block, devices_on_lattice(block, rows))
-    sums_per_block = -(-block * rows // rows_per_sum)
+    parts, rows = devices.labels.shape[1:3]
+    device_count = inputs.weight.shape[1]
+    per_lattice = devices_on_lattice(block_size, rows)
+    group = blocks_per_group(device_count, block_size, per_lattice)
     bound = MAX_CANCELLATION * ROWS_PER_FLOAT32_SUM * signal
-    return RowLattice(rows_per_sum, sums_per_block * group, bound), group
+    return RowLattice(parts * group, bound), group
 
 
 def _row_residuals(
     block: ShortDevices,
-    columns: jax.Array,
+    parameters: jax.Array,
     example_clip: jax.Array | None,
 ) -> RowResiduals:
     """Return residuals of all rows; clipped to c/‖u‖ where records are (step 3)."""
-    logits = product(block.features.reshape(-1, columns.shape[0]), columns)
-    residuals = softmax_residuals(logits, block.labels.reshape(-1))
-    lengths = block.norms[..., None]
+    logits = _product_with_rows(parameters, block)
+    residuals = barrier(softmax_residuals(logits, block.labels.ravel()))
     if example_clip is None:
-        return RowResiduals(residuals, logits, lengths)
-    limits = row_limits(block.norms, example_clip)
-    too_long = block.norms.reshape(-1, 1) > LONGEST_ROW_PER_CLIP * limits
-    limits = jnp.where(too_long, 0.0, limits)
-    clipped = clip_residuals(residuals, block.norms, limits)
-    too_long_by_row = too_long.reshape(*block.norms.shape, -1)
-    return RowResiduals(clipped, logits, jnp.where(too_long_by_row, 0.0, lengths))
+        return RowResiduals(residuals, logits, block.norms)
+    limits = example_clip[:, :, None, :]
+    too_long = block.norms > LONGEST_ROW_PER_CLIP * limits
+    limits_of_rows = jnp.where(too_long, 0.0, limits).reshape(len(limits), -1)
+    clipped = clip_residuals(residuals, block.norms.ravel(), limits_of_rows)
+    lengths = jnp.where(too_long, 0.0, block.norms)
+    return RowResiduals(barrier(clipped), logits, lengths)
 
 
 def _squared_norms(
@@ -294,27 +366,29 @@ def _squared_norms(
     rows: RowResiduals,
     prior: PriorShare,
 ) -> jax.Array:
-    r"""Return ‖g‖²[block, chain] of devices, by products of rows; rounded.
+    r"""Return ‖g‖²[chain, parts, p] of devices, by products of rows; rounded.
 
-    $$\lVert q\rVert^2 + 2\sum_i r_i\cdot(q^\top u_i)
+    $$\lVert q\rVert^2 + 2\sum_i r_i\cdot(q\,u_i)
       + \sum_{ij} (u_i\cdot u_j)(r_i\cdot r_j)$$
     """
-    devices, count = block.labels.shape
-    if jnp.ndim(prior.curvature) == 0:  # qᵀu is a multiple of the logits
-        pulls = (prior.curvature * prior.factor) * rows.logits
+    if jnp.ndim(prior.curvature) == 0:  # q u is a multiple of the logits
+        scale = prior.curvature * prior.factor
+        pulls = scale[:, None, None] * rows.logits
     else:
-        flat = block.features.reshape(-1, block.features.shape[-1])
-        pulls = product(flat, prior.columns)
-    with_prior = jnp.sum(rows.residuals * pulls, axis=1)
-    with_prior = with_prior.reshape(devices, count, -1).sum(1)
+        pulls = _product_with_rows(prior.gradient, block)
     residuals = _by_row(rows.residuals, block)
-    products = block.products[..., None]
-    square = prior.squared_norm + 2 * with_prior
+    prior_pulls = _by_row(pulls, block)
+    count = len(residuals)
+    with_prior = functools.reduce(
+        jnp.add,
+        [_class_product(residuals[i], prior_pulls[i]) for i in range(count)],
+    )
+    square = prior.squared_norm[:, None, None] + 2 * with_prior
     for i in range(count):
         for j in range(i + 1):
             times_counted = 1 if i == j else 2
-            inner = jnp.sum(residuals[:, i] * residuals[:, j], axis=1)
-            square += times_counted * products[:, i, j] * inner
+            products = times_counted * block.products[:, i, j]
+            square += products * _class_product(residuals[i], residuals[j])
     return square
 
 
@@ -325,22 +399,25 @@ def _largest_norms(
     prior: PriorShare,
     inputs: DeviceInputs,
 ) -> jax.Array:
-    """Return what no device's norm exceeds, by which it is clipped, [block, chain].
+    """Return what no device's norm exceeds, by which it is clipped, [chain, parts, p].
 
     Where rows cancel, the squared norm is all rounding. It is taken at its largest, so
     that nothing is sent unclipped. Rows are added to those of other devices in float32
     and must not be much longer than what is sent of them: the norm is at least a
     quarter of the sum of their norms where c is not the smaller threshold.
     """
-    dim, classes = prior.columns.shape[:2]
-    row_lengths = class_norms(_by_row(rows.residuals, block), axis=2) * rows.lengths
-    length_sum = row_lengths.sum(1) + jnp.sqrt(prior.squared_norm)
+    classes, dim = prior.gradient.shape[1:]
+    squared_residuals = jnp.sum(rows.residuals**2, axis=CLASS_AXIS)
+    residual_norms = barrier(root_of_squares(squared_residuals, classes))
+    row_lengths = residual_norms.reshape(-1, *block.norms.shape) * rows.lengths
+    prior_length = jnp.sqrt(prior.squared_norm)[:, None, None]
+    length_sum = row_lengths.sum(-2) + prior_length
     rounding = row_product_error(dim, classes) * length_sum**2
     error = rounding + lost_of_products(rows.lengths, dim, classes)
     largest = jnp.sqrt(jnp.maximum(square, 0.0) + error)
     smallest_norm = length_sum / MAX_CANCELLATION
     if inputs.example_clip is not None:
-        record_is_longer = (inputs.example_clip >= inputs.clip).T
+        record_is_longer = inputs.example_clip >= inputs.clip
         smallest_norm = jnp.where(record_is_longer, smallest_norm, 0.0)
     return jnp.maximum(largest, smallest_norm)
 
@@ -352,38 +429,36 @@ def lost_of_products(lengths: jax.Array, dim: int, classes: int) -> jax.Array:
     of their rows.
 
     Args:
-        lengths: ‖u‖[block, n, ...].
+        lengths: ‖u‖[..., n, p].
         dim: d.
         classes: C.
 
     Returns:
-        [block, ...].
+        [..., p].
     """
-    of_rows = jnp.sum(lengths, axis=1) * (classes * LOST_SQUARE) ** 0.5
+    of_rows = jnp.sum(lengths, axis=-2) * (classes * LOST_SQUARE) ** 0.5
     return of_rows**2 + dim * classes * LOST_NORM
 
 
 def _add_rows(features: jax.Array, clipped: jax.Array, lattice: RowLattice) -> Pair:
-    """Return Σ_n u_n r_nᵀ: float32 adds some rows, a lattice these sums (step 6).
+    """Return Σ_n r_n u_nᵀ: float32 adds a part, a lattice adds parts (Sums, step 6).
 
     Args:
-        features: u[n, d].
-        clipped: r[n, C, chain].
-        lattice: how they are added.
+        features: u[parts, rows, d].
+        clipped: r[chain, C, parts · rows].
+        lattice: how parts are added.
 
     Returns:
-        [d, C, chain].
+        [chain, C, d].
     """
-    rows_per_sum = lattice.rows_per_sum
-    missing = -len(features) % rows_per_sum
-    dim = features.shape[1]
-    shape = (dim, *clipped.shape[1:])
-    left = jnp.pad(features, ((0, missing), (0, 0))).reshape(-1, rows_per_sum, dim)
-    padded = jnp.pad(clipped, ((0, missing), (0, 0), (0, 0)))
-    right = padded.reshape(len(left), rows_per_sum, -1)
-    one_sum = len(left) == 1
-    sums = product(left[0].T, right[0])[None] if one_sum else weighted_rows(left, right)
+    parts, rows, dim = features.shape
+    flat = clipped.reshape(-1, parts, rows)
+    if parts == 1:
+        sums = jnp.matmul(flat[:, 0], features[0], precision="highest")[None]
+    else:
+        sums = jnp.einsum("xkn,knd->kxd", flat, features, precision="highest")
     total = sum_parts(lattice_parts(sums, lattice.sums, lattice.bound), 0)
+    shape = (*clipped.shape[:2], dim)
     return Pair(total.high.reshape(shape), total.low.reshape(shape))
 
 
@@ -410,36 +485,77 @@ def _prior_of_all(
     parts = jnp.split(factors.T, starts)
     sums = [lattice_sum(part, 0, largest_factor) for part in parts]
     total = functools.reduce(plus, sums)
-    shape = prior.columns.shape
-    high = jnp.broadcast_to(total.high, shape)
-    low = jnp.broadcast_to(total.low, shape)
-    return times(prior.columns, Pair(high, low))
+    shape = prior.gradient.shape
+    high = jnp.broadcast_to(total.high[:, None, None], shape)
+    low = jnp.broadcast_to(total.low[:, None, None], shape)
+    return times(prior.gradient, Pair(high, low))
 
 
-def _by_row(residuals: jax.Array, block: ShortDevices) -> jax.Array:
-    """Return residuals as [block, n, C, chain]."""
-    return residuals.reshape(*block.labels.shape, residuals.shape[1], -1)
+def _product_with_rows(parameters: jax.Array, block: ShortDevices) -> jax.Array:
+    """Return parameters[chain, C, d] times every row, [chain, C, parts · n · p]."""
+    dim = parameters.shape[-1]
+    rows = block.features.reshape(-1, dim)
+    flat = jnp.matmul(parameters.reshape(-1, dim), rows.T, precision="highest")
+    return flat.reshape(*parameters.shape[:2], -1)
+
+
+def _factor_of_rows(factors: jax.Array, block: ShortDevices) -> jax.Array:
+    """Return factors[chain, parts, p] of every row, [chain, 1, parts · n · p]."""
+    shape = (len(factors), *block.norms.shape)
+    of_rows = jnp.broadcast_to(factors[:, :, None, :], shape)
+    # Behind a barrier a row's factor is computed once, not for every class.
+    return barrier(of_rows.reshape(len(factors), 1, -1))
+
+
+def _rows_of_parts(features: jax.Array) -> jax.Array:
+    """Return u[parts, n, p, d] as [parts, n · p, d]."""
+    return features.reshape(len(features), -1, features.shape[-1])
+
+
+def _by_row(values: jax.Array, block: ShortDevices) -> list[jax.Array]:
+    """Return [chain, C, parts · n · p] of every row i of a device, [chain, C, parts, p]."""
+    shape = (*values.shape[:2], *block.labels.shape)
+    by_row = values.reshape(shape)
+    return [by_row[:, :, :, i] for i in range(block.labels.shape[1])]
+
+
+def _class_product(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Return Σ_C of two arrays [chain, C, parts, p]."""
+    return jnp.sum(left * right, axis=CLASS_AXIS)
 
 
 def rows_together(block: int, rows: int) -> int:
-    """Return how many rows of a block float32 adds; those of a device stay together."""
+    """Return how many rows of a block float32 adds; those of a device stay together.
+
+    Args:
+        block: devices of a block.
+        rows: n of a device.
+    """
     return part_size(block, ROWS_PER_FLOAT32_SUM // rows) * rows
 
 
 def devices_on_lattice(block: int, rows: int) -> int:
-    """Return how many devices, in whole blocks, are added on one lattice."""
+    """Return how many devices, in whole blocks, are added on one lattice.
+
+    Args:
+        block: devices of a block.
+        rows: n of a device.
+    """
     sums_per_block = -(-block * rows // rows_together(block, rows))
     return block * max(1, ROW_SUMS_PER_LATTICE // sums_per_block)
 
 
-def chains_together(chains: int, dim: int) -> int:
-    """Return how many chains of θ[m] are computed together.
+def chains_together(chains: int) -> int:
+    """Return how many chains are computed together.
 
-    On a CPU, so many that its cache holds their sums.
+    On a CPU, equal parts of at most `MAX_CHAINS_TOGETHER`; on an accelerator, all.
+
+    Args:
+        chains: how many there are.
     """
     if jax.default_backend() != "cpu":
         return chains
-    return min(chains, max(FEWEST_CHAINS_TOGETHER, CPU_CACHE_BYTES // (4 * dim)))
+    return part_size(chains, MAX_CHAINS_TOGETHER)
 
 
 device_clipped_sum = batch_chains(clip_devices, chain_arguments=3)
