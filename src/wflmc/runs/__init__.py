@@ -1,2 +1,2 @@
-"""Runs: plans of scenarios, folders that `wflmc run` and `wflmc federate` write, and what
-of a run may be published."""
+"""Runs: plans of scenarios, folders that `wflmc run` and `wflmc federate` write, and
+what of a run may be published."""

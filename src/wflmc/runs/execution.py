@@ -201,7 +201,7 @@ def run_scenario(
 
 
 def _run(task: RunTask, bar: ProgressBar, notify: Notify, began: float) -> RunResult:
-    """Sample, evaluate and write what is to be run; delete the checkpoint at the end."""
+    """Sample, evaluate and write; delete the checkpoint at the end."""
     burn_in = {"sampler.burn_in": task.plan.burn_in}
     task = task._replace(scenario=with_values(task.scenario, burn_in))
     law = exact_law(task.inputs.posterior, task.plan)

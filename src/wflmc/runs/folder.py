@@ -359,7 +359,7 @@ def _check_digests(folder: Path, stopped: bool) -> None:
 
 
 def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
-    """Return the resolved scenario and its text; from the plan where there is no file."""
+    """Return the resolved scenario and its text; from the plan without a file."""
     path = folder / "scenario.toml"
     if path.exists():
         with _reading(path):

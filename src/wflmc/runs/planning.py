@@ -142,9 +142,10 @@ def spent_before(
 
 
 def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
-    """Replace burn_in = "auto" by the rounds in which a noiseless pilot forgets its start.
+    """Replace burn_in = "auto" by the rounds in which a pilot forgets its start.
 
-    The pilot runs on the scenario's data on this machine and sends nothing. Its noise
+    The pilot runs without channel noise, on the scenario's data on this machine, and
+    sends nothing. Its noise
     protects nobody, so that a secret seed is replaced by 0.
 
     Args:
@@ -552,11 +553,9 @@ def extend_plan(
         budget = plan.privacy.budget(plan.devices)
         exhausted = np.flatnonzero(spent_in_all >= budget / SAME)
         if exhausted.size:
-            raise conflict(
-                "--more",
-                more,
-                f"here: nothing is left to spend of the budget of device {exhausted[0]}",
-            )
+            device = exhausted[0]
+            reason = f"here: nothing is left to spend of the budget of device {device}"
+            raise conflict("--more", more, reason)
     added_values = {
         "sampler.step_schedule": "constant",
         "sampler.burn_in": 0,

@@ -1,5 +1,5 @@
-"""A scenario as one point of a sweep: what its plan is worth and what its chains measure,
-as a flat row of numbers."""
+"""A scenario as one point of a sweep: what its plan is worth and what its chains
+measure, as a flat row of numbers."""
 
 import tempfile
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def columns(plan_only: bool) -> tuple[str, ...]:
 
 
 def measure(task: PointTask, progress: Callable[[float], None]) -> JsonObject:
-    """Return the row of a point: the numbers that `wflmc plan` or `wflmc run` would show.
+    """Return the row of a point: the numbers that `wflmc plan` or `wflmc run` shows.
 
     The same task gives the same row on every machine, up to float rounding; no time and
     no host name is in it.

@@ -42,7 +42,11 @@ class Publication(NamedTuple):
 
     @property
     def coords(self) -> dict[str, Labels]:
-        """Return labels along all axes, which count from 0."""
+        """Return labels along all axes, which count from 0.
+
+        There is nothing else to label them by: draws are one chain's in their order,
+        observations the public rows of a file.
+        """
         coords: dict[str, Labels] = {}
         for axes, values in self.variables.values():
             for axis, size in zip(axes, values.shape, strict=True):
@@ -296,22 +300,21 @@ def _first_transcript(run: Path, plan: Plan) -> Trace:
     import h5netcdf
 
     with h5netcdf.File(run / "trace.nc") as file:
+        theta = file["posterior/theta"][:1]
         group = file["transcript"]
-        transcript = Transcript(
-            position=group["position"][:, :1],
-            gradient=group["gradient"][:, :1],
-            noise=group["noise"][:, :1],
-            start=group["round"][...],
-            rounds=len(plan.rounds),
-        )
-        return Trace(
-            theta=file["posterior/theta"][:1],
-            clip_rate=np.zeros((1, 1)),
-            burn_in_clip_rate=np.zeros(0),
-            warmup=None,
-            plans=(plan,),
-            transcript=transcript,
-        )
+        position = group["position"][:, :1]
+        gradient = group["gradient"][:, :1]
+        noise = group["noise"][:, :1]
+        start = group["round"][...]
+    transcript = Transcript(position, gradient, noise, start, len(plan.rounds))
+    return Trace(
+        theta=theta,
+        clip_rate=np.zeros((1, 1)),
+        burn_in_clip_rate=np.zeros(0),
+        warmup=None,
+        plans=(plan,),
+        transcript=transcript,
+    )
 
 
 def _draws(theta: NDArray[np.float32]) -> Publication:

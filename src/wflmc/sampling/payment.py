@@ -116,8 +116,8 @@ def open_account(
 ) -> Callable[[slice], None]:
     """Return the function that charges a ledger for a block of a run's rounds.
 
-    Before the first round is paid for, all rounds of the plan are checked against what the
-    ledger has left, so that no run begins that it could not pay to the end.
+    Before the first round is paid for, all rounds of the plan are checked against what
+    the ledger has left, so that no run begins that it could not pay to the end.
 
     Args:
         ledger: that is charged.

@@ -239,17 +239,26 @@ def sample(  # noqa: PLR0913
         features=None if predictions is None else np.asarray(predictions),
     )
     refuse_plans(request.plans)
+    return _run_request(request, execution, ledger)
+
+
+def _run_request(
+    request: _ChainRequest,
+    execution: Execution,
+    ledger: Ledger | None,
+) -> Trace:
+    """Run chains, from their checkpoint where there is one, and charge their ledger."""
     machine = prepare_machine(
         execution,
-        posterior,
+        request.posterior,
         request.workload,
         request.by_example,
     )
     run = ""
     if ledger is not None or execution.checkpoint is not None:
         run = name_run(
-            key,
-            posterior,
+            request.key,
+            request.posterior,
             request.plans,
             request.numbers,
             initial=request.start,
@@ -262,8 +271,8 @@ def sample(  # noqa: PLR0913
         account = open_account(
             ledger,
             run,
-            key,
-            posterior,
+            request.key,
+            request.posterior,
             plans=request.plans,
             transmitted=transmitted,
         )

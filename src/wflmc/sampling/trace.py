@@ -250,12 +250,12 @@ def _average_groups(predictions: Predictions) -> Groups:
 
 def _transcript_group(transcript: Transcript) -> Group:
     """Return a transcript as a group, its rounds numbered by their first one."""
-    axes = ("round", "chain", "parameter")
-    variables = {
-        "position": (axes, transcript.position),
-        "gradient": (axes, transcript.gradient),
-        "noise": (axes[:2], transcript.noise),
-    }
+    vector_axes = ("round", "chain", "parameter")
+    number_axes = ("round", "chain")
+    variables: dict[str, Variable] = {}
+    variables["position"] = (vector_axes, transcript.position)
+    variables["gradient"] = (vector_axes, transcript.gradient)
+    variables["noise"] = (number_axes, transcript.noise)
     return make_group(
         variables,
         coords={"round": transcript.start},

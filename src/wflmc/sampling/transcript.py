@@ -112,7 +112,7 @@ class Transcript(Shown):
         )
 
     def received(self, noise_power: float) -> Floats:
-        """Return what the server received, y = √(N0/v) g for an estimate g of variance v.
+        """Return what the server received: y = √(N0/v) g for an estimate g of noise v.
 
         For merged rounds it is the y of one round that would have transmitted with the
         power of all of them. Where nothing was received, v is infinite and y is 0.

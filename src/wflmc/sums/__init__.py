@@ -6,8 +6,9 @@ that this package computes in float32 change by at most 2s when one record, or o
 device, is replaced. e is `bound.rounding_error(…).total`.
 
 **Proof.** docs/explanation/privacy.md, "Sums in floating point", steps 1 to 8.
-Every term of e is a function of `wflmc.sums.bound` that cites its step, and so does
-the code that the step is about. Whatever decides how numbers are grouped is public: shapes, thresholds, θ.
+Every term of e is a function of `wflmc.sums.bound` that cites its step, and so does the
+code that the step is about. Whatever decides how numbers are grouped is public: shapes,
+thresholds, θ.
 
 **Read in this order.**
 

@@ -19,7 +19,7 @@ from wflmc.support.trees import NumericArray
 
 
 class DeviceInputs(NamedTuple):
-    """What a round tells each device.
+    """What devices have to know in a round, beside their data.
 
     Arrays are [chain, K, ...], or [1, K, ...] where all chains have the same; those of
     a block of devices are [chain, block, ...].
@@ -50,6 +50,9 @@ def pad_to_blocks(
 ) -> jax.Array:
     """Return values on the accelerator, with zeros for devices that fill up a group.
 
+    Loops over blocks and groups then need no case of their own for the last one. The
+    added devices have weight 0 in every round, and so add nothing.
+
     Args:
         values: [K, ...].
         block: devices of a block.
@@ -67,7 +70,18 @@ def pad_to_blocks(
 
 
 def split_blocks(values: NumericArray, block: int) -> jax.Array:
-    """Return values[K', ...] as [K'/block, block, ...]."""
+    """Return values of devices by block, as loops go through them.
+
+    Nothing is copied: successive devices share a block. The number of devices must be a
+    multiple of the block's, which `pad_to_blocks` sees to.
+
+    Args:
+        values: [K', ...].
+        block: devices of a block.
+
+    Returns:
+        [K'/block, block, ...].
+    """
     return jnp.asarray(values).reshape(-1, block, *values.shape[1:])
 
 
@@ -77,6 +91,10 @@ def blocks_per_group(
     devices_per_group: int = DEVICES_PER_FLOAT32_SUM,
 ) -> int:
     """Return how many blocks are added to one another before a pair takes over.
+
+    A group has at most `devices_per_group` devices, which is what the bound of its
+    float32 sum is computed for, or one block where that alone has more. A number that
+    divides the number of blocks is preferred.
 
     Args:
         devices: K.
@@ -130,6 +148,9 @@ def scan_blocks(
 ) -> tuple[Sum, jax.Array]:
     """Add devices to a sum, one block after the other.
 
+    Memory is that of one block: the sum is carried, and the numbers of every device,
+    such as norms, are collected. Devices that fill up the last block get inputs of 0.
+
     Args:
         add: adds a block.
         blocks: data with leading axes [blocks, block].
@@ -153,7 +174,17 @@ def scan_float32_groups(
 ) -> tuple[Sum, jax.Array]:
     """Add devices that are protected as a whole; float32 adds 128 (Sums, step 5).
 
-    The arguments and the result are those of `scan_blocks`; `start` is `zero_sum`.
+    Blocks are added to one another in groups of at most 128 devices, and the groups in
+    pairs. With no more than 128 devices in all there are no pairs.
+
+    Args:
+        add: adds a block.
+        blocks: data with leading axes [blocks, block].
+        start: of `zero_sum`, which knows whether there are pairs.
+        inputs: of every device.
+
+    Returns:
+        The sum, and the devices' numbers [chain, K].
     """
     devices = inputs.weight.shape[1]
     block = jax.tree.leaves(blocks)[0].shape[1]
@@ -226,10 +257,12 @@ def _scanned(
     count, block = jax.tree.leaves(blocks)[0].shape[:2]
 
     def by_block(values: jax.Array) -> jax.Array:
-        chains, devices, *rest = values.shape
-        widths = [(0, 0), (0, count * block - devices), *[(0, 0)] * len(rest)]
+        chains, devices, *trailing = values.shape
+        missing = count * block - devices
+        widths = [(0, 0), (0, missing), *[(0, 0)] * len(trailing)]
         padded = jnp.pad(values, widths)
-        return padded.reshape(chains, count, block, *rest).swapaxes(0, 1)
+        by_chain = padded.reshape(chains, count, block, *trailing)
+        return by_chain.swapaxes(0, 1)
 
     if block == 1:
         blocks = jax.tree.map(

@@ -16,6 +16,10 @@ def batch_chains(
 ) -> Callable[..., Result]:
     """Return a function of one chain whose `vmap` is one call for all chains.
 
+    The kernel is written for one chain; mapped over chains, its sums become one matrix
+    product with all of them. Where the data are mapped too, as in coverage studies with
+    a data set for each chain, nothing is shared and `vmap` acts as usual.
+
     Args:
         function: takes data, then arguments with a leading chain axis, and returns
             arrays with one. All but the first of these arguments have length 1 there

@@ -1,6 +1,7 @@
 """Clip gradients of records and devices.
 
-The steps of the proof are 3, 4 and 8 in docs/explanation/privacy.md, "Sums in floating point".
+The steps of the proof are 3, 4 and 8 in docs/explanation/privacy.md, "Sums in floating
+point".
 """
 
 from typing import NamedTuple
@@ -54,12 +55,24 @@ def clip_factor(weight: jax.Array, clip: jax.Array, norm: jax.Array) -> jax.Arra
 
 
 def signal_bound(weight: jax.Array, clip: jax.Array) -> jax.Array:
-    """Return what no device's weighted, clipped gradient exceeds: a public number."""
+    """Return what no device's weighted, clipped gradient exceeds: max_k w_k ℓ_k.
+
+    The lattice on which devices are added follows from it, so it must be public: it
+    depends on weights and thresholds alone. Devices of weight 0 do not count, even if
+    their threshold is infinite.
+
+    Args:
+        weight: w, of all devices and chains.
+        clip: ℓ, of a shape that goes with `weight`.
+
+    Returns:
+        One number; infinite where a transmitting device is not clipped.
+    """
     return jnp.max(jnp.where(weight > 0, weight * clip, 0.0))
 
 
 def prior_factor(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Return by what shares of the prior's gradient are scaled (Sums, step 8).
+    """Return the factors of prior shares, min(1, 2⁵⁸/(√m max_i |x_i|)) (Sums, step 8).
 
     It is 1, or less where a share is longer than `LONGEST_RECORD_SUM`. Otherwise a sum
     of it and of clipped records could come near `LONGEST_VECTOR`, where a change of one
@@ -79,7 +92,18 @@ def prior_factor(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def cap_prior(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Return shares of the prior's gradient times their `prior_factor`."""
+    """Return the prior's gradient, as far as a device adds it, at most 2⁵⁸ long.
+
+    It is multiplied by its `prior_factor`, which is 1 unless parameters are absurdly
+    large; then records cannot make their device's gradient overflow (Sums, step 8).
+
+    Args:
+        prior: vectors along `axes`.
+        axes: those of the parameters.
+
+    Returns:
+        Vectors of the same shape.
+    """
     return prior * jnp.expand_dims(prior_factor(prior, axes), axes)
 
 

@@ -108,6 +108,9 @@ def device_clipped_sum(
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of one chain (Sums, steps 3 to 5).
 
+    Gradients of a block of devices are computed together by automatic differentiation,
+    and clipped as whole vectors. With mini-batches every device draws its own records.
+
     Args:
         model: what gradients are made of.
         data: records of all devices, [K', ...].
@@ -163,6 +166,9 @@ def record_clipped_sum(
     key: jax.Array | None,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
+
+    A record whose gradient is not finite adds nothing, and its device's norm is
+    reported as nan. Devices of more than 1,024 records are clipped in pairs.
 
     Args:
         model: what gradients are made of.
@@ -228,7 +234,7 @@ def _inputs(
     clip: jax.Array,
     example_clip: jax.Array | None = None,
 ) -> DeviceInputs:
-    """Return what devices are told, with a chain axis of length 1."""
+    """Return the inputs of devices, with a chain axis of length 1."""
     return DeviceInputs(
         weight=jnp.asarray(weight)[None],
         clip=jnp.asarray(clip)[None],
@@ -296,6 +302,10 @@ def device_gradient(
 ) -> DeviceGradient:
     """Return one device's gradient without clipping.
 
+    It is Σ −∇log p(record|θ) over its records plus its share of the prior's gradient.
+    With a mini-batch the records drawn count N_k/batch times. Copies that fill up a
+    device count 0.
+
     Args:
         model: what gradients are made of.
         theta: θ[m].
@@ -327,6 +337,9 @@ def clipped_device_gradient(
     key: jax.Array | None = None,
 ) -> DeviceGradient:
     """Return one device's gradient with its records clipped (Sums, steps 1 to 3).
+
+    At most 256 records are in one float32 sum. The prior's share is not clipped with
+    them, only kept from being absurdly long (`cap_prior`).
 
     Args:
         model: what gradients are made of.

@@ -27,29 +27,52 @@ class Sum(NamedTuple):
 
     @property
     def pair(self) -> Pair:
-        """The sum as a pair; its low part is zero where there is none."""
+        """Return the sum as a pair; its low part is zero where there is none.
+
+        So sums of both kinds can be added by the same arithmetic. A low part of zero is
+        exact: the sum is then the float32 number itself.
+        """
         low = jnp.zeros_like(self.high) if self.low is None else self.low
         return Pair(self.high, low)
 
     @property
     def rounded(self) -> jax.Array:
-        """The sum, rounded to float32."""
+        """Return the sum, rounded to float32, without noise.
+
+        It is for those who look at the sum itself, such as tests and audits. What is
+        sent must get its noise first, by `plus_noise`: rounding before noise would not
+        be covered by the proof of pairs.
+        """
         return self.high if self.low is None else self.high + self.low
 
     @property
     def double(self) -> NDArray[np.float64]:
-        """The sum in float64, on the host."""
+        """Return the sum in float64, on the host, which holds both parts.
+
+        Devices of a federation transmit this, and the server adds lattice noise to sums
+        of it. The host waits for the accelerator.
+        """
         high = np.asarray(self.high, np.float64)
         return high if self.low is None else high + np.asarray(self.low, np.float64)
 
     def scaled(self, factor: jax.Array) -> "Sum":
-        """Return the sum times a float32 number."""
+        """Return the sum times a float32 number, such as the gain α.
+
+        A pair is multiplied as a pair, with a relative error below 2⁻⁴⁵; a float32 sum
+        is rounded once more, which its bound includes.
+
+        Args:
+            factor: one number, or an array of the sum's shape.
+        """
         if self.low is None:
             return Sum(factor * self.high)
         return Sum(*times(factor, self.pair))
 
     def plus_noise(self, noise: jax.Array) -> jax.Array:
         """Return the float32 number next to sum + noise (Sums, step 7).
+
+        This is the only place where a sum that is sent is rounded. From here on it is
+        post-processing of the mechanism that was accounted for.
 
         Args:
             noise: float32, of the sum's shape.
@@ -72,9 +95,12 @@ class ClippedSum(NamedTuple):
 def zero_sum(like: jax.Array, devices: int) -> Sum:
     """Return zero, to add devices to that are protected as a whole (Sums, step 5).
 
+    Up to 128 devices are added by float32 alone, so that the sum has no low part; more
+    are added in groups, whose sums are pairs.
+
     Args:
         like: an array of the sum's shape and type.
-        devices: how many are to be added.
+        devices: K, how many are to be added in all.
     """
     zero = jnp.zeros_like(like)
     if devices <= DEVICES_PER_FLOAT32_SUM:
@@ -83,14 +109,22 @@ def zero_sum(like: jax.Array, devices: int) -> Sum:
 
 
 def zero_pair_sum(like: jax.Array) -> Sum:
-    """Return zero, to add devices to whose single records are protected."""
+    """Return zero, to add devices to whose single records are protected (Sums, step 5).
+
+    It is a pair however few devices there are: a record moves the sum by c, and the
+    rounding of float32 sums of whole devices, by up to ℓ each, would be more than that.
+
+    Args:
+        like: an array of the sum's shape and type.
+    """
     return Sum(jnp.zeros_like(like), jnp.zeros_like(like))
 
 
 def add_devices(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
     """Add what devices send, where a whole device may change (Sums, step 5).
 
-    Float32 adds up to 128 devices, and such sums are added on a lattice.
+    Float32 adds up to 128 devices. With more of them in `terms`, their sums are added
+    on a lattice; with more in all, such sums are added to a pair.
 
     Args:
         total: of `zero_sum`.
@@ -114,6 +148,9 @@ def add_devices(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Su
 def add_on_lattice(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Sum:
     """Add what devices send, where one record of a device may change (Sums, step 5).
 
+    The devices are added on a lattice, the same in any order, and their sum to the pair
+    so far. At most 4,096 of them may come at a time.
+
     Args:
         total: of `zero_pair_sum`.
         terms: float32 [..., devices, ...].
@@ -127,7 +164,20 @@ def add_on_lattice(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) ->
 
 
 def add_pairs_on_lattice(total: Sum, terms: Pair, axis: int, bound: jax.Array) -> Sum:
-    """Add pairs that devices send; the arguments are those of `add_on_lattice`."""
+    """Add pairs that devices send, where one record of a device may change.
+
+    Devices of many records are clipped in pairs (Sums, step 4), so that what they send
+    has a low part, which is added on a lattice of its own.
+
+    Args:
+        total: of `zero_pair_sum`.
+        terms: pairs [..., devices, ...].
+        axis: that of the devices.
+        bound: of `signal_bound`.
+
+    Returns:
+        The new sum.
+    """
     return Sum(*plus(total.pair, lattice_sum_of_pairs(terms, axis, bound)))
 
 

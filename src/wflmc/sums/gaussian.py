@@ -57,6 +57,9 @@ def clip_devices(
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
 
+    With g_k = H_k θ − b_k, the gradients of a block of devices for all chains are one
+    matrix product. Devices of weight 0 add nothing, but their norms are reported.
+
     Args:
         blocks: costs of devices.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
@@ -94,6 +97,10 @@ def clip_records(
     example_clip: jax.Array,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
+
+    The gradient of a record is (θᵀu − v) u, so that clipping it is clipping its
+    residual to c/‖u‖; no gradient of a record is ever written. Devices are clipped
+    after that.
 
     Args:
         blocks: records of devices.
@@ -149,7 +156,16 @@ def _clipped_residuals(
 
 
 def clip_residuals(residuals: jax.Array, limits: jax.Array) -> jax.Array:
-    """Return residuals, each within its limit."""
+    """Return residuals, each moved to the nearest number within its limit.
+
+    The gradient of a record is its residual times u, so that a residual within c/‖u‖
+    is a gradient within c: this is the clipping of records. Residuals that are not a
+    number stay so.
+
+    Args:
+        residuals: r[chain, block, n].
+        limits: c/‖u‖ of every record, of a shape that goes with it.
+    """
     return jnp.clip(residuals, -limits, limits)
 
 
@@ -186,8 +202,8 @@ def _add_clipped(
 
 def _prior_share(theta: jax.Array, curvature: jax.Array) -> jax.Array:
     """Return a device's share of the prior's gradient at θ[..., m]."""
-    share = jnp.matmul(theta, curvature, precision="highest")
-    return cap_prior(share, (-1,))
+    prior = jnp.matmul(theta, curvature, precision="highest")
+    return cap_prior(prior, (-1,))
 
 
 def _row_products(

@@ -59,7 +59,14 @@ draw."""
 
 
 def nested_jaxprs(jaxpr: Traced) -> Iterator[Traced]:
-    """Yield a jaxpr and all that its equations call."""
+    """Yield a traced function and all functions that its equations call.
+
+    These are bodies of loops, branches of conditions, calls of `jax.jit` functions and
+    the like, at any depth. A function that several equations call comes several times.
+
+    Args:
+        jaxpr: the traced function, which is yielded first.
+    """
     yield jaxpr
     for equation in jaxpr.eqns:
         values = list(equation.params.values())
@@ -69,12 +76,23 @@ def nested_jaxprs(jaxpr: Traced) -> Iterator[Traced]:
 
 
 def is_jaxpr(value: object) -> TypeGuard[Traced]:
-    """Return whether a parameter of an equation is a traced function."""
+    """Return whether a parameter of an equation is a traced function.
+
+    Both kinds of JAX's are: with the arrays that it has taken from around, and without.
+    The type is recognised by its equations, since importing it takes long.
+
+    Args:
+        value: a parameter, or a part of one.
+    """
     return hasattr(value, "eqns")
 
 
 def check_independence(key: str, *jaxprs: Traced) -> None:
     """Refuse traced functions of one record that might see other records.
+
+    All operations are looked at, those in loops and branches included. An operation
+    that JAX itself does not define is refused even if it would be harmless: its
+    batching rule cannot be checked.
 
     Args:
         key: the argument that the functions come from, such as `log_likelihood`.
@@ -96,8 +114,8 @@ def check_independence(key: str, *jaxprs: Traced) -> None:
 def _check_effects(key: str, names: list[str], jaxprs: tuple[Traced, ...]) -> None:
     """Refuse callbacks and other effects."""
     if _any_contains(names, CALLBACKS):
-        allowed = "written in JAX alone: no callbacks, no debug prints"
-        raise InputError(key, Fault("calls back to Python"), allowed)
+        requirement = "written in JAX alone: no callbacks, no debug prints"
+        raise InputError(key, Fault("calls back to Python"), requirement)
     if any(traced.effects for traced in jaxprs):
         reason = "what it keeps in a reference would pass from one example to the next"
         raise InputError(key, Fault("has effects"), f"a pure function: {reason}")
@@ -109,8 +127,8 @@ def _check_batching(key: str, names: list[str], primitives: "set[Primitive]") ->
     foreign = _any_contains(names, NOT_BATCHED_BY_JAX) + unknown
     if foreign:
         reason = "another rule may let one example change another's gradient"
-        allowed = f"made of operations that JAX batches itself: {reason}"
-        raise InputError(key, Fault(f"uses {foreign[0]}"), allowed)
+        requirement = f"made of operations that JAX batches itself: {reason}"
+        raise InputError(key, Fault(f"uses {foreign[0]}"), requirement)
 
 
 def _check_random_bits(key: str, names: list[str], equations: "list[JaxprEqn]") -> None:
@@ -119,8 +137,8 @@ def _check_random_bits(key: str, names: list[str], equations: "list[JaxprEqn]") 
     if shared:
         instead = "jax.random.key(seed, impl='threefry2x32')"
         reason = "of others, one example's key may decide the bits of all examples"
-        allowed = f"written with keys of {instead}: {reason}"
-        raise InputError(key, Fault(f"uses {shared[0]}"), allowed)
+        requirement = f"written with keys of {instead}: {reason}"
+        raise InputError(key, Fault(f"uses {shared[0]}"), requirement)
 
 
 def _any_contains(names: Iterable[str], parts: tuple[str, ...]) -> list[str]:
@@ -158,6 +176,7 @@ def _shared_keys(equations: "Iterable[JaxprEqn]") -> list[str]:
 
 
 def _is_random_key(dtype: np.dtype | None) -> bool:
+    """Return whether a type is that of random keys; None is not."""
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 

@@ -16,11 +16,17 @@ LOW_PART_BOUND = 2.0**-22
 SMALLEST_EXPONENT = -126
 """Of the powers of two that float32 holds in full."""
 EXPONENT_BIAS = 127
+"""What is added to the exponent of a float32 number in its bits."""
 MANTISSA_BITS = 23
+"""Bits of a float32 number below its exponent."""
 
 
 def lattice_sum(terms: jax.Array, axis: int, bound: jax.Array) -> Pair:
     """Return Σ terms along an axis, the same in any order (Sums, step 5).
+
+    A term that changes moves the sum by its own change and by at most n² 2⁻⁴⁶ of the
+    bound in every coordinate; all other terms are added without error. A single term is
+    returned as it is.
 
     Args:
         terms: float32 [..., n, ...].
@@ -39,7 +45,19 @@ def lattice_sum(terms: jax.Array, axis: int, bound: jax.Array) -> Pair:
 
 
 def lattice_sum_of_pairs(terms: Pair, axis: int, bound: jax.Array) -> Pair:
-    """Return the `lattice_sum` of pairs; the arguments are as there."""
+    """Return Σ of pairs along an axis, the same in any order (Sums, step 5).
+
+    The high parts and the low parts are added on lattices of their own: a low part is
+    at most 2⁻²² of the bound.
+
+    Args:
+        terms: pairs [..., n, ...].
+        axis: that of the n terms.
+        bound: public; no term exceeds it.
+
+    Returns:
+        The sum without that axis, as a pair.
+    """
     high = lattice_sum(terms.high, axis, bound)
     low = lattice_sum(terms.low, axis, bound * LOW_PART_BOUND)
     return plus(high, low)
@@ -72,9 +90,17 @@ def lattice_parts(terms: jax.Array, count: int, bound: jax.Array) -> Pair:
 
 
 def sum_parts(parts: Pair, axis: int) -> Pair:
-    """Return the sum of either part along an axis.
+    """Return the sums of the high parts and of the low parts along an axis.
 
-    One reduction does both; two of them take XLA on a CPU far longer.
+    One reduction does both; two of them take XLA on a CPU far longer. Nothing is
+    carried from one part to the other: on lattices float32 adds either without error.
+
+    Args:
+        parts: of `lattice_parts`.
+        axis: that of the terms.
+
+    Returns:
+        The two sums, without that axis.
     """
     zero = np.zeros((), parts.high.dtype)
     axes = (axis % parts.high.ndim,)

@@ -1,6 +1,7 @@
 """Norms whose rounding is bounded.
 
-The steps of the proof are 3 and 8 in docs/explanation/privacy.md, "Sums in floating point".
+The steps of the proof are 3 and 8 in docs/explanation/privacy.md, "Sums in floating
+point".
 """
 
 import jax
@@ -42,7 +43,19 @@ def staged_sum(
     axis: int = -1,
     stage: int = SQUARES_PER_STAGE,
 ) -> jax.Array:
-    """Return Σ x along an axis, in stages; the arguments are those of `sum_squares`."""
+    """Return Σ x along an axis, in stages.
+
+    Terms are added `stage` at a time, and then their sums again. Barriers keep XLA from
+    merging the stages into one long sum.
+
+    Args:
+        terms: float32 [..., n, ...].
+        axis: that of the n numbers.
+        stage: terms that are added at once.
+
+    Returns:
+        The sum without that axis.
+    """
     axis = axis % terms.ndim
     while terms.shape[axis] > stage:
         terms = barrier(split_axis(terms, axis, stage).sum(axis + 1))
@@ -50,7 +63,15 @@ def staged_sum(
 
 
 def additions(count: int, stage: int = SQUARES_PER_STAGE) -> int:
-    """Return the most additions that a term of `sum_squares` goes through."""
+    """Return the most additions that a term of `sum_squares` goes through.
+
+    A sum of at most `stage` numbers counts as many additions as it has terms. The error
+    of the whole sum is bounded by this number times u.
+
+    Args:
+        count: n, how many numbers are added.
+        stage: as of `sum_squares`.
+    """
     if count <= stage:
         return count
     size = part_size(count, stage)
@@ -76,12 +97,25 @@ def root_of_squares(squares: jax.Array, count: int) -> jax.Array:
 
 
 def vector_norms(gradients: jax.Array) -> jax.Array:
-    """Return the norms of gradients [..., m] in stages (Sums, steps 3 and 8)."""
+    """Return the norms ‖g‖ of gradients, rounded by a known ν (Sums, steps 3 and 8).
+
+    `bound.vector_norm_error` is that ν. No norm is too small for lost squares; one
+    above 2⁶⁴ is infinite, so that its gradient adds nothing.
+
+    Args:
+        gradients: g[..., m].
+
+    Returns:
+        [...].
+    """
     return root_of_squares(sum_squares(gradients), gradients.shape[-1])
 
 
 def row_norms(rows: jax.Array) -> jax.Array:
     """Return ‖u‖ of rows whose squares float32 need not hold.
+
+    Rows are divided by their largest coordinate before squares are taken. This costs
+    another pass over the data, which features that stay the same need once.
 
     Args:
         rows: u[..., d].

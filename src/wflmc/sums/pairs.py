@@ -33,17 +33,32 @@ class Pair(NamedTuple):
 
     @property
     def rounded(self) -> jax.Array:
-        """The float32 number next to it."""
+        """Return the float32 number next to high + low.
+
+        For a normalised pair, as all functions here return, that is `high` itself; the
+        sum also serves pairs whose low part has grown.
+        """
         return self.high + self.low
 
     @property
     def double(self) -> NDArray[np.float64]:
-        """The number in float64, on the host."""
+        """Return high + low in float64, on the host, without error.
+
+        The host waits for the accelerator. Tests compare pairs with float64 references
+        by it.
+        """
         return np.asarray(self.high, np.float64) + np.asarray(self.low, np.float64)
 
 
 def as_pair(value: jax.Array) -> Pair:
-    """Return a float32 number as a pair whose low part is zero."""
+    """Return a float32 number as a pair whose low part is zero.
+
+    The pair stands for exactly that number. It is how float32 sums, such as those of a
+    block of records, enter the arithmetic of pairs.
+
+    Args:
+        value: float32, of any shape.
+    """
     return Pair(value, jnp.zeros_like(value))
 
 
@@ -69,7 +84,18 @@ def two_sum(a: jax.Array, b: jax.Array) -> Pair:
 
 
 def plus(a: Pair, b: Pair) -> Pair:
-    """Return a + b with an error below 2⁻⁴⁶ of the larger (Sums, step 2)."""
+    """Return a + b with an error below 2⁻⁴⁶ of the larger (Sums, step 2).
+
+    The high parts are added without error; what that leaves is added to the low parts
+    in float32, and the result is normalised.
+
+    Args:
+        a: a pair.
+        b: a pair of the same shape.
+
+    Returns:
+        The sum as a pair.
+    """
     high, low = two_sum(a.high, b.high)
     return two_sum(high, low + (a.low + b.low))
 
@@ -98,14 +124,22 @@ def times(factor: jax.Array, value: Pair) -> Pair:
 
 
 def squared(value: Pair) -> Pair:
-    """Return the square of a pair, as a pair."""
+    """Return the square of a pair, as a pair.
+
+    With value = h + l it is h·(h + l) + h·l, where the last product is rounded to
+    float32 and l² is left out, as both are below 2⁻⁴⁵ of the square.
+
+    Args:
+        value: a normalised pair.
+    """
     return plus(times(value.high, value), as_pair(value.high * value.low))
 
 
 def sum_pairs(terms: Pair, axes: tuple[int, ...]) -> Pair:
-    """Return the sum of pairs along axes, by halves of what is left.
+    """Return the sum of pairs along axes, by halves of what remains.
 
-    In one reduction XLA could not vectorize the pairs' arithmetic.
+    The first half is added to the second until one pair is left: log₂ n steps. In one
+    reduction XLA could not vectorize the pairs' arithmetic.
 
     Args:
         terms: pairs [...].
@@ -136,9 +170,14 @@ def sum_pairs(terms: Pair, axes: tuple[int, ...]) -> Pair:
 
 
 def barrier(partial_sums: Arrays) -> Arrays:
-    """Return partial sums, an array or a list of some, that are to be added again.
+    """Return partial sums that are to be added again, unchanged.
 
-    Without a barrier XLA would make one long sum of both stages.
+    Without a barrier XLA would merge both stages into one long sum, whose error is
+    larger; and it could compute a value anew for each of its uses, rounded in another
+    way.
+
+    Args:
+        partial_sums: an array, or a list of arrays.
     """
     hold = cast(Callable[[Arrays], Arrays], jax.lax.optimization_barrier)
     return hold(partial_sums)

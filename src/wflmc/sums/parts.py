@@ -7,10 +7,11 @@ import jax.numpy as jnp
 def part_size(count: int, largest: int) -> int:
     """Return the length of equal parts, at most `largest`.
 
-    A length that divides the whole is preferred, because it saves a copy.
+    A length that divides the total is preferred, because it saves a copy, unless it is
+    less than half of the length of equal parts that do not.
 
     Args:
-        count: length of the whole.
+        count: the total length.
         largest: the longest part.
 
     Returns:
@@ -23,6 +24,9 @@ def part_size(count: int, largest: int) -> int:
 
 def split_axis(values: jax.Array, axis: int, largest: int) -> jax.Array:
     """Return an axis in equal parts, filled up with zeros where they do not divide it.
+
+    Zeros change no sum, which is what parts are for. The length of the parts is that of
+    `part_size`.
 
     Args:
         values: [..., n, ...].

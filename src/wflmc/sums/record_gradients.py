@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 RESHAPING = ("reshape", "transpose", "squeeze")
 """Primitives that give a product of vectors another shape or order."""
 CONVOLUTION = "conv_general_dilated"
+"""The primitive of convolutions."""
 
 
 # Traced functions.
@@ -41,6 +42,10 @@ CONVOLUTION = "conv_general_dilated"
 
 def run_traced(traced: "ClosedJaxpr", *values: ArrayLike) -> list[jax.Array]:
     """Call a traced function with numbers of other types than it was traced for.
+
+    Values are converted to the types of the trace first, as `jax.jit` would trace anew
+    for others. The Python code that was traced does not run again, so that what it
+    reads from around cannot have changed.
 
     Args:
         traced: a closed jaxpr.
@@ -62,6 +67,9 @@ def map_equations(
     change: Callable[["JaxprEqn"], "JaxprEqn"],
 ) -> "ClosedJaxpr":
     """Return a traced function with every equation changed.
+
+    Functions within equations, such as bodies of loops, are changed too, from the
+    inside out. A change must keep the variables that an equation reads and writes.
 
     Args:
         traced: the function.
@@ -114,11 +122,18 @@ def _shape_of(variable: "Var | Literal") -> "ShapedArray":
 
 
 def inline_call(equation: "JaxprEqn") -> "JaxprEqn":
-    """Return a call of a `jax.jit` function, to be replaced by its equations."""
+    """Mark a call of a `jax.jit` function, so that its equations replace it.
+
+    A product of two vectors is only recognised where its equation stands in the trace
+    itself, not behind a call. Other equations are returned as they are.
+
+    Args:
+        equation: of a trace, as `map_equations` passes it.
+    """
     if "inline" not in equation.params:
         return equation
-    now = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
-    return equation.replace(params={**equation.params, "inline": now})
+    inline = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+    return equation.replace(params={**equation.params, "inline": inline})
 
 
 def in_order(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -189,14 +204,35 @@ class ArrayGradients(NamedTuple):
     """Equations from a product to the array of parameters, the last one first."""
 
     def squares(self, scale: jax.Array) -> jax.Array:
-        """Return the squared norms of `scale` times the gradients, [n] (step 3)."""
+        """Return the squared norms of `scale` times the gradients (Sums, step 3).
+
+        The squared norm of a product of two vectors is the product of theirs. With the
+        clipping threshold as the unit, no square that matters is out of float32's
+        range.
+
+        Args:
+            scale: one over the unit.
+
+        Returns:
+            [n].
+        """
         right = sum_squares(self.right * scale, stage=RECORD_SQUARES_PER_STAGE)
         if self.left is None:
             return right
         return right * sum_squares(self.left, stage=RECORD_SQUARES_PER_STAGE)
 
     def weighted(self, weights: jax.Array) -> jax.Array:
-        """Return the gradients' sum with weights[n], [size]."""
+        """Return Σ_n w_n g_n, one matrix product of all records.
+
+        Products of two vectors are never written: the weights go to the right vectors.
+        The sum is brought to the order of the array of parameters afterwards.
+
+        Args:
+            weights: w[n], the clipping factors.
+
+        Returns:
+            [size], the array flat.
+        """
         if self.left is None:
             return jnp.matmul(weights, self.right, precision="highest")
         right = weights[:, None] * self.right
@@ -207,7 +243,14 @@ class ArrayGradients(NamedTuple):
         return total.ravel()
 
     def without(self, nonfinite: jax.Array) -> "ArrayGradients":
-        """Return the gradients with zeros in place of those of some records, [n]."""
+        """Return the gradients with zeros for records that have no finite gradient.
+
+        A factor of 0 alone would not do: 0 times infinity is not a number, and it would
+        spread to the whole sum.
+
+        Args:
+            nonfinite: which records these are, [n].
+        """
         return self._replace(right=jnp.where(nonfinite[:, None], 0.0, self.right))
 
 
@@ -222,12 +265,20 @@ class Factored(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each vector has."""
+        """Return how many numbers every vector has: one or two lengths.
+
+        They are those of one record. For a product of vectors their sum is far less
+        than the size of the array of parameters, which is their product.
+        """
         return [int(np.prod(_shape_of(vector).shape)) for vector in self.vectors]
 
     @property
     def additions(self) -> int:
-        """The most additions that a square goes through (Sums, step 3)."""
+        """Return the most additions that a square goes through (Sums, step 3).
+
+        Squares of either vector are added in stages of 4,096; the norm of a product has
+        the rounding of both. `bound.traced_norm_error` takes this number.
+        """
         return sum(additions(size, RECORD_SQUARES_PER_STAGE) for size in self.sizes)
 
 
@@ -268,12 +319,20 @@ class RecordGradient:
 
     @property
     def size(self) -> int:
-        """Numbers of one record's gradient, by vectors."""
+        """Return how many numbers one record's gradient takes, as vectors.
+
+        It decides how many records are computed at a time within the memory. A dense
+        layer counts with its inputs plus its outputs, not with their product.
+        """
         return sum(sum(output.sizes) for output in self._outputs)
 
     @property
     def additions(self) -> int:
-        """The most additions that a square goes through within its array."""
+        """Return the most additions that a square goes through within its array.
+
+        The array of parameters with the longest sum decides. Those across arrays come
+        on top, one for each array (`bound.traced_norm_error`).
+        """
         return max(output.additions for output in self._outputs)
 
     def of(
@@ -281,7 +340,18 @@ class RecordGradient:
         leaves: Sequence[jax.Array],
         records: ArrayTree,
     ) -> list[ArrayGradients]:
-        """Return the gradients of records[n, ...], by array of parameters."""
+        """Return the gradients of records, by array of parameters.
+
+        All records are computed at once, with vectors in place of their products. A
+        barrier keeps XLA from computing them twice, for the norms and for the sum.
+
+        Args:
+            leaves: arrays of parameters, as the trace has them.
+            records: a pytree of arrays [n, ...].
+
+        Returns:
+            One entry for each array of parameters.
+        """
 
         def gradient(record: ArrayTree) -> list[jax.Array]:
             return self._run(*leaves, *jax.tree.leaves(record))
@@ -334,6 +404,7 @@ def _is_outer_product(equation: "JaxprEqn") -> bool:
     if equation.primitive.name != "dot_general":
         return False
     variables = (*equation.invars, *equation.outvars)
-    left, right, product = (int(np.prod(_shape_of(one).shape)) for one in variables)
+    sizes = [int(np.prod(_shape_of(variable).shape)) for variable in variables]
+    left, right, product = sizes
     same_type = len({_shape_of(variable).dtype for variable in variables}) == 1
     return same_type and left * right == product and left + right < product

@@ -1,6 +1,7 @@
 """Sums over the records of a device.
 
-The steps of the proof are 1 and 2 in docs/explanation/privacy.md, "Sums in floating point".
+The steps of the proof are 1 and 2 in docs/explanation/privacy.md, "Sums in floating
+point".
 """
 
 import functools
@@ -31,22 +32,41 @@ class Records(NamedTuple):
     """That of the records."""
 
     def part(self, start: int, stop: int) -> jax.Array:
-        """Return the entries of some records."""
+        """Return the entries of successive records.
+
+        All other axes stay. The bounds are numbers of the program, not traced values,
+        so that the result has a known shape.
+
+        Args:
+            start: index of the first record.
+            stop: index behind the last one, at most `number`.
+        """
         return jax.lax.slice_in_dim(self.values, start, stop, axis=self.axis)
 
     @property
     def number(self) -> int:
-        """How many records there are."""
+        """Return n, the number of records, those that only fill up a device included.
+
+        All arrays of one sum must have equally many. It is known when the program is
+        compiled, and decides how the sum is cut.
+        """
         return int(self.values.shape[self.axis])
 
     @property
     def is_of_one_device(self) -> bool:
-        """Whether there is an axis of devices before that of records, of length 1."""
+        """Return whether records come after an axis of devices of length 1.
+
+        Such arrays are cut into blocks without moving an axis, which XLA would do by a
+        copy of all data.
+        """
         return self.axis == 1 and self.values.shape[0] == 1
 
 
 def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair:
     """Return Σ over records: float32 adds 256, pairs add these sums (Sums, steps 1, 2).
+
+    Records are cut into blocks of at most 256. Few blocks are unrolled; many are a
+    loop, whose memory is that of one block.
 
     Args:
         add_block: the float32 sum of a block, from a block of each of `records`.

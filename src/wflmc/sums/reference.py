@@ -13,7 +13,18 @@ Array = NDArray[np.float64]
 
 
 def clip_vectors(vectors: ArrayLike, clip: ArrayLike) -> Array:
-    """Return v min(1, c/‖v‖) of vectors[..., m] and c[...]."""
+    """Return v min(1, c/‖v‖).
+
+    Vectors within their threshold, those of zero included, are returned as they are. An
+    infinite threshold clips nothing.
+
+    Args:
+        vectors: v[..., m].
+        clip: c[...], or one number for all.
+
+    Returns:
+        The clipped vectors, [..., m].
+    """
     values = np.asarray(vectors, dtype=float)
     norms = np.linalg.norm(values, axis=-1)
     factors = np.ones_like(norms)
@@ -26,7 +37,10 @@ def device_clipped_sum(
     weight: ArrayLike,
     clip: ArrayLike,
 ) -> Array:
-    """Return Σ_k w_k g_k min(1, ℓ_k/‖g_k‖).
+    """Return Σ_k w_k g_k min(1, ℓ_k/‖g_k‖) of one chain.
+
+    This is what every path computes where whole devices are protected, up to the
+    rounding that `wflmc.sums.bound` bounds.
 
     Args:
         gradients: g[K, m], each with its device's share of the prior's.
@@ -49,6 +63,9 @@ def record_clipped_sum(
 ) -> Array:
     """Return the sum over devices of records that are clipped one by one.
 
+    A device's gradient is Σ_n g_n min(1, c_k/‖g_n‖) plus the prior's share, and is then
+    clipped itself, to ℓ_k.
+
     Args:
         record_gradients: [N_k, m] of each device.
         prior_share: each device's share of the prior's gradient, [m].
@@ -60,10 +77,10 @@ def record_clipped_sum(
         [m].
     """
     limits = np.asarray(example_clip, dtype=float)
-    gradients = [
-        clip_vectors(records, limit).sum(0) + prior_share
-        for records, limit in zip(record_gradients, limits, strict=True)
-    ]
+    gradients = []
+    for records, limit in zip(record_gradients, limits, strict=True):
+        clipped = clip_vectors(records, limit)
+        gradients.append(clipped.sum(0) + prior_share)
     return device_clipped_sum(gradients, weight, clip)
 
 
@@ -72,7 +89,19 @@ def gaussian_record_gradients(
     features: ArrayLike,
     target: ArrayLike,
 ) -> Array:
-    """Return (θᵀu − v) u of u[..., n, m] and v[..., n], [..., n, m]."""
+    """Return the gradients (θᵀu − v) u of the linear model's records.
+
+    The noise of the targets has variance 1, so that the cost of a record is half its
+    squared residual.
+
+    Args:
+        theta: θ[m].
+        features: u[..., n, m].
+        target: v[..., n].
+
+    Returns:
+        [..., n, m].
+    """
     u = np.asarray(features, dtype=float)
     residuals = u @ np.asarray(theta, dtype=float) - target
     return residuals[..., None] * u
@@ -84,7 +113,20 @@ def gaussian_device_gradients(
     target: ArrayLike,
     prior_share: ArrayLike,
 ) -> Array:
-    """Return Σ_n (θᵀu_n − v_n) u_n plus the prior's share[m], [K, m]."""
+    """Return Σ_n (θᵀu_n − v_n) u_n plus the prior's share, for every device.
+
+    Rows of zeros, which fill up devices of fewer records, add nothing, whatever their
+    target.
+
+    Args:
+        theta: θ[m].
+        features: u[K, n, m].
+        target: v[K, n].
+        prior_share: a device's share of the prior's gradient, [m].
+
+    Returns:
+        [K, m].
+    """
     records = gaussian_record_gradients(theta, features, target)
     return np.asarray(records.sum(-2) + prior_share)
 
@@ -95,7 +137,10 @@ def softmax_residuals(
     labels: ArrayLike,
     classes: int,
 ) -> Array:
-    """Return p(class|u) − 1[class = label].
+    """Return p(class|u) − 1[class = label], with p the softmax of the logits θ_cᵀu.
+
+    The gradient of a record's cost is the outer product of this vector and u. The
+    largest logit is subtracted first, so that no exponential overflows.
 
     Args:
         theta: θ[m], the C vectors θ_c one after the other.
@@ -109,8 +154,9 @@ def softmax_residuals(
     by_class = np.asarray(theta, dtype=float).reshape(classes, -1)
     logits = np.asarray(features, dtype=float) @ by_class.T
     raised = np.exp(logits - logits.max(-1, keepdims=True))
-    seen = np.eye(classes)[np.asarray(labels)]
-    return np.asarray(raised / raised.sum(-1, keepdims=True) - seen)
+    probability = raised / raised.sum(-1, keepdims=True)
+    observed = np.eye(classes)[np.asarray(labels)]
+    return np.asarray(probability - observed)
 
 
 def softmax_record_gradients(
@@ -119,7 +165,20 @@ def softmax_record_gradients(
     labels: ArrayLike,
     classes: int,
 ) -> Array:
-    """Return the gradients of records, [..., n, m]; arguments as of the residuals."""
+    """Return the gradients of the softmax model's records.
+
+    That of a record is the outer product of its residuals and its features, with the C
+    vectors one after the other, as θ has them.
+
+    Args:
+        theta: θ[m], m = C d.
+        features: u[..., n, d].
+        labels: [..., n].
+        classes: C.
+
+    Returns:
+        [..., n, m].
+    """
     u = np.asarray(features, dtype=float)
     residuals = softmax_residuals(theta, u, labels, classes)
     gradients = residuals[..., :, None] * u[..., None, :]
@@ -134,7 +193,21 @@ def softmax_device_gradients(
     classes: int,
     prior_share: ArrayLike,
 ) -> Array:
-    """Return the sum of a device's records plus the prior's share[m], [..., m]."""
+    """Return the sum of a device's record gradients plus the prior's share.
+
+    It is R^T U, with residuals R [n, C] and features U [n, d]. No gradient of a record
+    is written, which tests with many records would not have the memory for.
+
+    Args:
+        theta: θ[m], m = C d.
+        features: u[..., n, d].
+        labels: [..., n].
+        classes: C.
+        prior_share: a device's share of the prior's gradient, [m].
+
+    Returns:
+        [..., m].
+    """
     u = np.asarray(features, dtype=float)
     residuals = softmax_residuals(theta, u, labels, classes)
     products = residuals.swapaxes(-1, -2) @ u

@@ -62,6 +62,9 @@ def clip_devices(
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
 
+    Chains are the last axis of all that is computed. A GPU may compute the gradients of
+    a block in one kernel (`wflmc.sums.softmax_gpu`).
+
     Args:
         blocks: records of devices.
         curvature: a device's share of the prior's.
@@ -103,6 +106,9 @@ def clip_records(
     example_clip: jax.Array,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
+
+    The norm of a record's gradient is ‖u‖ ‖r‖, so that its residuals are clipped and no
+    gradient of a record is ever written. Devices are clipped after that.
 
     Args:
         blocks: records of devices, with the norms of their features.
@@ -169,6 +175,9 @@ def device_gradients(
 ) -> jax.Array:
     """Return the gradients of a block of devices, unclipped.
 
+    Each is U^T R plus the device's share of the prior's. Which of two ways computes the
+    first term depends on shapes and the machine alone.
+
     Args:
         block: records [block, n, ...].
         curvature: a device's share of the prior's.
@@ -198,10 +207,18 @@ def likelihood_gradients(
     labels: jax.Array,
     columns: jax.Array,
 ) -> jax.Array:
-    """Return `device_gradients` without the prior's share.
+    """Return the gradients of a block of devices without the prior's share.
 
     Logits are counted from those of the first class, whose gradient is minus the sum of
-    all others.
+    all others: one class less to compute.
+
+    Args:
+        features: u[block, n, d].
+        labels: classes [block, n], from 0.
+        columns: θ as [d, C, chain], or [block, d, C, chain].
+
+    Returns:
+        [block, d, C, chain].
     """
     logits = _logits(features, columns[..., 1:, :] - columns[..., :1, :])
     largest = jnp.maximum(logits.max(1, keepdims=True), 0.0)
@@ -273,6 +290,9 @@ def clip_residuals(
 ) -> jax.Array:
     r"""Return $r \min(1, c/(\lVert u\rVert\,\lVert r\rVert))$ (Sums, step 3).
 
+    The gradient $u\,r^\top$ of a record is then at most c long, but for rounding. Rows
+    whose norm is infinite, as their squares would overflow, get residuals of zero.
+
     Args:
         residuals: r[block · n, C, chain].
         norms: ‖u‖[block, n]; infinite for rows that add nothing.
@@ -286,55 +306,145 @@ def clip_residuals(
 
 
 def row_limits(norms: jax.Array, example_clip: jax.Array) -> jax.Array:
-    """Return c of every row, [block · n, chain], of example_clip[chain, block]."""
+    """Return the clipping threshold c of every row.
+
+    All rows of a device have the device's threshold, for every chain its own.
+
+    Args:
+        norms: ‖u‖[block, n], for its shape.
+        example_clip: c[chain, block].
+
+    Returns:
+        [block · n, chain].
+    """
     return jnp.repeat(example_clip.T, norms.shape[1], axis=0)
 
 
 def class_norms(residuals: jax.Array, axis: int) -> jax.Array:
-    """Return ‖r‖ over classes."""
+    """Return ‖r‖ over classes, rounded by a known ν (Sums, step 3).
+
+    It is not too small for lost squares (step 8): residuals are at most 1, and those of
+    a record that is predicted almost surely are tiny.
+
+    Args:
+        residuals: with an axis of C classes.
+        axis: that of the classes.
+
+    Returns:
+        The norms, without that axis.
+    """
     squares = jnp.sum(residuals**2, axis=axis)
     return root_of_squares(squares, residuals.shape[axis])
 
 
 def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return p(class|u) − 1[class = label] of logits[n, C, chain], labels[n]."""
+    """Return the residuals p(class|u) − 1[class = label] of rows for all chains.
+
+    Labels are the same for all chains. The residuals of a row add up to 0 over classes,
+    but for rounding.
+
+    Args:
+        logits: [n, C, chain].
+        labels: classes [n], from 0.
+
+    Returns:
+        [n, C, chain].
+    """
     seen = jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
     return softmax(logits) - seen[..., None]
 
 
 def softmax(logits: jax.Array) -> jax.Array:
-    """Return p(class|u) of logits[n, C, chain]."""
+    """Return the probabilities p(class|u) of rows for all chains.
+
+    The largest logit of a row is subtracted before exponentials are taken, so that none
+    overflows. A logit that is nan makes all probabilities of its row nan.
+
+    Args:
+        logits: [n, C, chain].
+    """
     raised = jnp.exp(logits - logits.max(1, keepdims=True))
     return raised / raised.sum(1, keepdims=True)
 
 
 def prior_share(curvature: Curvature, columns: jax.Array) -> jax.Array:
-    """Return a device's share of the prior's gradient at columns[..., d, C, chain]."""
+    """Return a device's share of the prior's gradient, Λ θ_c/K for every class.
+
+    Args:
+        curvature: Λ/K, a number where the prior is the same in all directions, else a
+            matrix [d, d] that all classes share.
+        columns: θ as [..., d, C, chain].
+
+    Returns:
+        Of the shape of `columns`.
+    """
     if jnp.ndim(curvature) == 0:
         return curvature * columns
     return jnp.einsum("ij,...jcx->...icx", curvature, columns, precision="highest")
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
-    """Return theta[chain, ..., m] as [..., d, C, chain]."""
+    """Return parameters as columns, with the chains along the last axis.
+
+    Chains side by side make matrix products large, which accelerators are fast with.
+    `vectors_of` is the inverse for parameters that all devices share.
+
+    Args:
+        theta: θ[chain, ..., m], the C vectors one after the other.
+        dim: d.
+
+    Returns:
+        [..., d, C, chain].
+    """
     by_class = theta.reshape(*theta.shape[:-1], -1, dim)
     return jnp.moveaxis(by_class.swapaxes(-1, -2), 0, -1)
 
 
 def vectors_of(columns: jax.Array) -> jax.Array:
-    """Return columns[d, C, chain] as theta[chain, m] again."""
+    """Return columns as parameters or gradients of chains again.
+
+    It is the inverse of `columns_of`: the C vectors of d features stand one after the
+    other in each chain's vector.
+
+    Args:
+        columns: [d, C, chain].
+
+    Returns:
+        [chain, m].
+    """
     return columns.transpose(2, 1, 0).reshape(columns.shape[-1], -1)
 
 
 def product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Return left[i, j] right[j, ...] in full float32, on every accelerator."""
+    """Return the matrix product of left[i, j] and right[j, ...].
+
+    It is computed in full float32 on every accelerator; by default some would round
+    factors to fewer bits, which the proof does not allow.
+
+    Args:
+        left: a matrix.
+        right: an array whose first axis is summed over.
+
+    Returns:
+        [i, ...].
+    """
     flat = right.reshape(right.shape[0], -1)
     products = jnp.matmul(left, flat, precision="highest")
     return products.reshape(-1, *right.shape[1:])
 
 
 def weighted_rows(features: jax.Array, residuals: jax.Array) -> jax.Array:
-    """Return Σ_n u_n r_nᵀ of every device: [k, n, d] and [k, n, x] to [k, d, x]."""
+    """Return Σ_n u_n r_nᵀ of every device of a block, one matrix product for each.
+
+    In full float32, as `product`. Classes and chains are one axis here.
+
+    Args:
+        features: u[k, n, d].
+        residuals: r[k, n, x].
+
+    Returns:
+        [k, d, x].
+    """
     return jnp.einsum("knd,knx->kdx", features, residuals, precision="highest")
 
 

@@ -54,16 +54,22 @@ class Steps(NamedTuple):
     """Whether the rows of a block are one step, as of devices of few rows."""
 
     def blocks(self, records: LabelledRows) -> jax.Array:
-        """Return the numbers of the devices, [blocks, block].
+        """Return the numbers of the devices, block by block.
 
         Loops go through these, not through the data: what a loop takes apart, XLA may
         copy before it.
+
+        Args:
+            records: of devices, [K', n, ...], in whole blocks.
+
+        Returns:
+            0 to K' − 1, [blocks, block].
         """
         return jnp.arange(len(records.labels)).reshape(-1, self.block)
 
 
 class StepInputs(NamedTuple):
-    """What the devices of a step were told."""
+    """What the devices of a step have to know beside their data."""
 
     parameters: jax.Array
     """θ as [chain, C, d], or [devices, chain, C, d]."""
@@ -71,7 +77,13 @@ class StepInputs(NamedTuple):
     """c[chain or 1, devices], where records are clipped."""
 
     def of_device(self, index: jax.Array) -> "StepInputs":
-        """Return what one of the devices was told."""
+        """Return the inputs of one of the devices, their axis kept with length 1.
+
+        Parameters that all devices share are returned as they are.
+
+        Args:
+            index: of the device within the step.
+        """
         parameters = self.parameters
         if parameters.ndim == 4:
             parameters = jax.lax.dynamic_slice_in_dim(parameters, index, 1)
@@ -91,6 +103,9 @@ def clip_devices(
     steps: Steps,
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
+
+    A gradient is R U of residuals and features, plus the prior's share. Rows of a
+    device are taken in steps, so that memory does not grow with their number.
 
     Args:
         records: of devices, [K', n, ...], in whole blocks.
@@ -138,6 +153,10 @@ def clip_records(
     steps: Steps,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
+
+    Residuals are clipped in place of records: no gradient of a record is ever written.
+    Steps of rows are added in pairs, and devices clipped after that, those of more than
+    1,024 records in pairs too.
 
     Args:
         records: of devices, [K', n, ...], with the norms of their features.
@@ -330,6 +349,9 @@ def clip_residuals(
 ) -> jax.Array:
     r"""Return $r \min(1, c/(\lVert u\rVert\,\lVert r\rVert))$ (Sums, step 3).
 
+    The gradient $r\,u^\top$ of a record is then at most c long, but for rounding. Rows
+    whose norm is infinite, as their squares would overflow, get residuals of zero.
+
     Args:
         residuals: r[chain, C, n].
         norms: ‖u‖[n]; infinite for rows that add nothing.
@@ -346,7 +368,18 @@ def clip_residuals(
 
 
 def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return p(class|u) − 1[class = label] of logits[chain, C, n], labels[n]."""
+    """Return the residuals p(class|u) − 1[class = label] of rows for all chains.
+
+    The largest logit of a row is subtracted before exponentials are taken, so that none
+    overflows. Labels are the same for all chains.
+
+    Args:
+        logits: [chain, C, n].
+        labels: classes [n], from 0.
+
+    Returns:
+        [chain, C, n].
+    """
     raised = jnp.exp(logits - logits.max(CLASS_AXIS, keepdims=True))
     p = raised * (1 / raised.sum(CLASS_AXIS, keepdims=True))
     classes = jnp.arange(logits.shape[CLASS_AXIS], dtype=labels.dtype)
@@ -354,12 +387,21 @@ def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def prior_share(curvature: Curvature, parameters: jax.Array) -> jax.Array:
-    """Return a device's share of the prior's gradient at parameters[..., C, d]."""
+    """Return a device's share of the prior's gradient, Λ θ_c/K for every class.
+
+    Args:
+        curvature: Λ/K, a number where the prior is the same in all directions, else a
+            matrix [d, d] that all classes share.
+        parameters: θ as [chain, C, d], or [block, chain, C, d].
+
+    Returns:
+        [block or 1, chain, C, d].
+    """
     if jnp.ndim(curvature) == 0:
-        share = curvature * parameters
+        gradient = curvature * parameters
     else:
-        share = jnp.matmul(parameters, curvature, precision="highest")
-    return _behind_block(share)
+        gradient = jnp.matmul(parameters, curvature, precision="highest")
+    return _behind_block(gradient)
 
 
 def _capped_prior(curvature: Curvature, parameters: jax.Array) -> jax.Array:
@@ -382,7 +424,15 @@ def _logits(features: jax.Array, parameters: jax.Array) -> jax.Array:
 
 
 def _weighted_rows(residuals: jax.Array, features: jax.Array) -> jax.Array:
-    """Return Σ_n r_n u_nᵀ of every device: [chain, C, k · n], [k, n, d] to [k, x, C, d]."""
+    """Return Σ_n r_n u_nᵀ of every device.
+
+    Args:
+        residuals: r[chain, C, k · n].
+        features: u[k, n, d].
+
+    Returns:
+        [k, chain, C, d].
+    """
     block, rows, dim = features.shape
     shape = residuals.shape[:2]
     flat = residuals.reshape(-1, block * rows)
@@ -441,7 +491,17 @@ def _zero_parameters(theta: jax.Array, blocks: LabelledRows) -> jax.Array:
 
 @functools.cache
 def device_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
-    """Return `clip_devices` of one chain, of (records, curvature, theta, weight, clip)."""
+    """Return `clip_devices` of one chain.
+
+    The function is the same object for equal steps, so that nothing is compiled twice.
+    Mapped over chains by `jax.vmap`, it is one call for all of them.
+
+    Args:
+        steps: how many devices and rows are taken at a time.
+
+    Returns:
+        A function of (records, curvature, theta, weight, clip).
+    """
     return batch_chains(
         functools.partial(clip_devices, steps=steps),
         chain_arguments=3,
@@ -450,7 +510,17 @@ def device_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
 
 @functools.cache
 def record_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
-    """Return `clip_records` of one chain, as `device_clipped_sum` with example_clip."""
+    """Return `clip_records` of one chain.
+
+    The function is the same object for equal steps, so that nothing is compiled twice.
+    Mapped over chains by `jax.vmap`, it is one call for all of them.
+
+    Args:
+        steps: how many devices and rows are taken at a time.
+
+    Returns:
+        A function of (records, curvature, theta, weight, clip, example_clip).
+    """
     return batch_chains(
         functools.partial(clip_records, steps=steps),
         chain_arguments=4,

@@ -48,7 +48,9 @@ class Halves(NamedTuple):
 def fits(features: jax.Array, columns: jax.Array) -> bool:
     """Return whether the kernel is for these data.
 
-    It is for GPUs with tensor cores, many chains and few features.
+    It is for NVIDIA GPUs with tensor cores, parameters that all devices share, few
+    features and classes, and chains times devices enough to keep a GPU busy. All of it
+    depends on shapes and the machine, never on values.
 
     Args:
         features: u[block, n, d].
@@ -80,6 +82,9 @@ def gradients(
     interpret: bool = False,
 ) -> jax.Array:
     """Return Σ_n u_n (p_n − 1[label_n])ᵀ of every device for all chains.
+
+    It computes what `softmax.likelihood_gradients` does, to about 2⁻²². Numbers are
+    scaled to at most 1 by powers of two, device by device.
 
     Args:
         features: u[block, n, d], zero where a device has fewer rows.
@@ -132,7 +137,7 @@ def _weighted_rows(
     more_chains = (0, -chains % CHAINS_PER_PROGRAM)
     more_rows = (0, -count % ROWS_PER_STEP)
     u = jnp.pad(rows, ((0, 0), more_rows, more_features))
-    at = jnp.pad(theta, ((0, 0), (0, 0), more_chains, more_features))
+    padded_theta = jnp.pad(theta, ((0, 0), (0, 0), more_chains, more_features))
     # The kernel raises 2, not Euler's number, to the power of logits.
     scale = jnp.pad(chain_scale * np.float32(1 / np.log(2)), ((0, 0), more_chains))
     of_chains = pl.BlockSpec(
@@ -149,14 +154,14 @@ def _weighted_rows(
     )
     kernel = pl.pallas_call(
         functools.partial(_program, pl.ds),
-        grid=(at.shape[2] // CHAINS_PER_PROGRAM, devices),
+        grid=(padded_theta.shape[2] // CHAINS_PER_PROGRAM, devices),
         in_specs=[of_chains, of_chains, of_scale, of_device, of_device],
         out_specs=of_chains,
-        out_shape=jax.eval_shape(lambda: jnp.zeros(at.shape, jnp.float32)),
+        out_shape=jax.eval_shape(lambda: jnp.zeros(padded_theta.shape, jnp.float32)),
         compiler_params=triton.CompilerParams(num_warps=1, num_stages=3),
         interpret=interpret,
     )
-    sums: jax.Array = kernel(*_halves(at, kind), scale, *_halves(u, kind))
+    sums: jax.Array = kernel(*_halves(padded_theta, kind), scale, *_halves(u, kind))
     return sums
 
 
@@ -177,8 +182,8 @@ def _program(
     stretch = scale[0, :][:, None]
 
     def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        some = part(index * ROWS_PER_STEP, ROWS_PER_STEP)
-        u = Halves(rows_high[0, some, :], rows_low[0, some, :])
+        rows = part(index * ROWS_PER_STEP, ROWS_PER_STEP)
+        u = Halves(rows_high[0, rows, :], rows_low[0, rows, :])
         thetas = [Halves(theta_high[0, c], theta_low[0, c]) for c in range(classes)]
         logits = [_product(theta, u, 1) for theta in thetas]
         largest = functools.reduce(jnp.maximum, logits)
