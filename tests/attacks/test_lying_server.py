@@ -124,7 +124,7 @@ def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) 
     here = np.zeros((terms.chains, terms.dim), np.float32)
     ask = RoundRequest(0, at, here, terms.gain[at], terms.known[at])
     sent, spent = device.answer(ask), device.ledger and device.ledger.spent.copy()
-    with raises_input_error("seed", "round 1"):
+    with raises_input_error("request", "another one for round 1"):
         device.answer(ask._replace(theta=here + 1))
     np.testing.assert_array_equal(device.answer(ask), sent)
     assert device.ledger is not None

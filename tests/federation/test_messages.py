@@ -465,7 +465,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(
     alone.answer(ask)
     assert alone.ledger is not None
     spent = float(alone.ledger.spent[0])
-    with pytest.raises(InputError, match="with the same noise"):
+    with pytest.raises(InputError, match="another one for round"):
         alone.answer(ask._replace(theta=ask.theta + np.float32(1)))
     assert alone.ledger.spent[0] == spent
 

@@ -189,12 +189,23 @@ class Device:
             np.array([terms.sensitivity]),
             terms.noise_power,
         )
-        self.ledger.charge(
-            run=name,
-            first=request.round,
-            losses=terms.factor * round_cost,
-            noise="" if terms.share else terms.run,
-        )
+        try:
+            self.ledger.charge(
+                run=name,
+                first=request.round,
+                losses=terms.factor * round_cost,
+                noise="" if terms.share else terms.run,
+            )
+        except InputError as error:
+            # The ledger speaks of a seed; here a server asks for a second answer.
+            if error.key != "seed":
+                raise
+            raise InputError(
+                "request",
+                f"another one for round {request.round + 1}",
+                "a repetition of the last one that was answered: two answers under the "
+                "same noise would reveal their difference",
+            ) from None
 
     def _locked_answer(self) -> AbstractContextManager[None]:
         """Lock the file of the last answer, where there is one."""
@@ -263,7 +274,7 @@ class Device:
         round_index = self._round_index(request)
         in_terms = 0 <= round_index < len(terms.gain)
         if request.device != terms.device or not in_terms:
-            subject = f"device {request.device}, round {request.round}"
+            subject = f"device {request.device}, round {request.round + 1}"
             raise InputError("request", subject, "one that is in the terms")
         self._check_theta(request.theta)
         estimate = terms.known[round_index]
