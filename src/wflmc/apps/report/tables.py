@@ -33,7 +33,9 @@ def read_columns(path: Path) -> dict[str, list[str]]:
         names = dict.fromkeys(head)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}
     except (OSError, ValueError, csv.Error):
-        requirement = "a CSV file in UTF-8, with as many cells in each row"
+        requirement = (
+            "a CSV file in UTF-8, with as many cells in each row, and no column twice"
+        )
         raise InputError("report", str(path), requirement) from None
 
 
@@ -83,8 +85,8 @@ def write_csv(
     Args:
         path: of the file.
         head: the names of the columns.
-        rows: cells as many as columns; floats are written to the last bit, and None as
-            an empty cell.
+        rows: of as many cells as there are columns; floats are written to the last bit,
+            and None as an empty cell.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([head, *rows])

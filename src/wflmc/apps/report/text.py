@@ -407,7 +407,7 @@ def uncertainty(row: Row) -> str:
         Such as `` ± 0.003``; empty where there is no number or no standard error, and
         where the error is mere rounding.
     """
-    if not row.y or not row.y_se:
+    if row.y is None or not row.y_se:
         return ""
     if row.y_se <= MIN_RELATIVE_UNCERTAINTY * abs(row.y):
         return ""
@@ -483,8 +483,8 @@ def numbers_table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
     Args:
         title: above the table.
-        rows: with the same names each, at least one; columns without any number are
-            left out.
+        rows: at least one, all with the same names; columns without any number are left
+            out.
 
     Returns:
         A table of four significant digits, with a dash for a missing number.
