@@ -111,7 +111,7 @@ def small_problem(budget, power_cap):
         step_size=step_size,
         burn_in=1,
         objective="transcript",
-        start=1.0,
+        initial_bound=1.0,
         error=np.zeros(4),
         noise_weight=1.0,
         scale=2 / active.sum(1),

@@ -64,8 +64,8 @@ class Problem:
     """S_b."""
     objective: str
     """worst, average, exact or transcript."""
-    start: float
-    """B[0]."""
+    initial_bound: float
+    """B[0], W2² between start and posterior; nan where steps exceed a loose 2/L."""
     error: Array
     """Discretization and participation error per round, in the units of B / κ, [S]."""
     noise_weight: float
@@ -167,9 +167,9 @@ class Problem:
     def bound(self, a: Array) -> Array:
         """Return the bound on W2² of every round (Proposition 1).
 
-        B[s] = ρ² B[s−1] + κ (error + q max(0, η²(K/K_a)²/a − 2η)) from B[0] = start,
-        with q = 1 as printed and q = m as corrected. It holds while no gradient is
-        clipped.
+        B[s] = ρ² B[s−1] + κ (error + q max(0, η²(K/K_a)²/a − 2η)) from
+        B[0] = `initial_bound`, with q = 1 as printed and q = m as corrected. It holds
+        while no gradient is clipped.
 
         Args:
             a: power of every round, above 0, [S].
@@ -181,7 +181,7 @@ class Problem:
         excess = np.maximum(0.0, channel_noise - 2 * self.step_size)
         noise = self.error + self.noise_weight * excess
         kappa = self.contraction.kappa
-        return first_order(kappa * noise, self.contraction.rho**2, self.start)
+        return first_order(kappa * noise, self.contraction.rho**2, self.initial_bound)
 
     def server_noise(self, a: Array) -> Array:
         """Return the variance of the noise that the server adds (Sec. III-A).
@@ -206,7 +206,7 @@ class Problem:
         """Return the part of the bound that power does not change.
 
         Below the Langevin cap the excess is exactly η²(K/K_a)²/a − 2η, so that the
-        bound is base + Σ ρ^{2(s'−s)} cost/a with the base from start, errors and −2ηq.
+        bound is base + Σ ρ^{2(s'−s)} cost/a with the base from B[0], errors and −2ηq.
         It may be negative.
 
         Returns:
@@ -214,7 +214,7 @@ class Problem:
         """
         saved_noise = 2 * self.step_size * self.noise_weight
         fixed = self.contraction.kappa * (self.error - saved_noise)
-        return first_order(fixed, self.contraction.rho**2, self.start)
+        return first_order(fixed, self.contraction.rho**2, self.initial_bound)
 
     def value(self, bound: Array) -> float:
         """Return the objective, the worst or the average of the bound after burn-in.

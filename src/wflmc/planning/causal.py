@@ -401,7 +401,7 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     check_floor(problem)
     a = problem.cap.copy()
     remaining = problem.budget * (1 - HEADROOM)
-    start = problem.start
+    present_bound = problem.initial_bound
     serving = _ServingPlan(first_round=0, problem=problem, a=problem.cap)
     for s in range(problem.rounds):
         active = problem.active[s]
@@ -414,16 +414,17 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
             if s > problem.burn_in and problem.objective == "worst":
                 # What a round was cannot be undone: no power is spent on coming back
                 # from it.
-                start = min(start, serving.recoverable_distance())
+                recoverable = serving.recoverable_distance()
+                present_bound = min(present_bound, recoverable)
             outlook = forecast.outlook(problem, s)
             remaining_problem = _remaining_problem(
-                outlook, problem, s, remaining=remaining, start=start
+                outlook, problem, s, remaining=remaining, initial_bound=present_bound
             )
             solution = allocate(remaining_problem.program(), tol=CAUSAL_GAP_TOLERANCE)
             serving = _ServingPlan(s, remaining_problem, solution.a)
             a[s] = solution.a[0]
         remaining = remaining - a[s] * active
-        start = float(problem.bound(a)[s])
+        present_bound = float(problem.bound(a)[s])
     return Allocation(a)
 
 
@@ -464,7 +465,7 @@ def _remaining_problem(
     round_index: int,
     *,
     remaining: Array,
-    start: float,
+    initial_bound: float,
 ) -> Problem:
     """Return the problem of a round as it is and of the later ones as expected.
 
@@ -473,7 +474,7 @@ def _remaining_problem(
         problem: of all rounds.
         round_index: the present round.
         remaining: what is left of the budgets, [K].
-        start: the bound before the present round.
+        initial_bound: the bound before the present round.
     """
     # Two standard deviations more activity than expected: a device that runs dry spoils
     # a round.
@@ -494,7 +495,7 @@ def _remaining_problem(
         contraction=contraction,
         step_size=problem.step_size[round_index:],
         burn_in=max(0, problem.burn_in - round_index),
-        start=start,
+        initial_bound=initial_bound,
         budget=remaining,
         floor=floor,
     )

@@ -337,7 +337,7 @@ def solve(problem: NoiseProblem) -> NoiseSolution:
     """
     distance = distances(problem.response)
     limits = _noise_limits(problem)
-    best = NoiseIncumbent(distance, limits, start(limits, distance))
+    best = NoiseIncumbent(distance, limits, interior_noise(limits, distance))
     largest = np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v)
     high = np.minimum(limits.high, largest)
     moderate = problem.moderate
@@ -498,7 +498,7 @@ class NoiseIncumbent:
         self.bound = max(self.bound, bound)
 
 
-def start(limits: NoiseLimits, distances: Distances) -> Array:
+def interior_noise(limits: NoiseLimits, distances: Distances) -> Array:
     """Return noise well inside all limits, from which a path can start.
 
     It is of the posterior's size if the limits allow that; otherwise a round gets the
@@ -609,7 +609,7 @@ class NoisePath:
         self.distances = distances
         self.limits = limits
         self.min_centering = min_centering
-        self.v = start(limits, distances)
+        self.v = interior_noise(limits, distances)
         self.rounds = self.v.size
         self.kept_rounds = distances.shift.size
         self.expansion = distances.expand(self.v)

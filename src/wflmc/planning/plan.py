@@ -314,8 +314,8 @@ class Plan(Shown):
         """Return the fraction of its power limit that the weakest sender uses, [S].
 
         The weakest sender is the active device that affords the smallest gain, by its
-        channel, its power limit and its clip. 1 means that the round is power-limited.
-        It is 0 on an ideal link, where power has no limit.
+        channel, its power limit and its clip. At 1 the round is at its power limit. It
+        is 0 on an ideal link, where power has no limit.
         """
         return self.certificate.power_share
 

@@ -130,8 +130,9 @@ class PowerIncumbent:
     def feasible(self, a: Array) -> Array:
         """Return a plan that meets all limits, near to one that need not.
 
-        It is snapped to the box; then each round that is not at its cap shrinks or
-        grows to suit its tightest device, by at most a factor of 2.
+        It is snapped to the box. Rounds at their caps stay there if the budgets allow
+        it; what others have beyond their least power shrinks, or grows up to twofold,
+        to suit the tightest of their devices.
 
         Args:
             a: power of every round, [S].
