@@ -158,6 +158,10 @@ def test_wrong_models_are_refused_in_words():
         r"a list of 2 values.*a list of each device's examples",
         devices=[[0, 1], [1, 2, 3]],
     )
+    refused(
+        r"a list of 2 values.*a list of each device's examples",
+        devices=[[0.0, 1.0], [2.0, 3.0]],
+    )
     refused(r"of each of the 4 examples", devices=[0, 1])
     refused(r"initial has no parameters", initial=None)
     refused(r"devices is missing.*a number of devices", devices=None)

@@ -126,6 +126,7 @@ def test_declared_classes():
         (["1", "2", "1"], [1, 2], "data", ("y[0]", "1, 2")),
         ([1, 2, 1], [1, 2, 2], "classes", ("[1, 2, 2]",)),
         ([0, 1, 0], 1, "classes", (1,)),
+        ([0, 1, 0], [0, 0.5], "classes", ("classes[1]",)),
         ([1, 2, 2.5], None, "data", ("y[2]",)),
         ([1, 2, np.nan], None, "data", ("y[2]",)),
         (np.array(["a", None, "b"]), None, "data", ("type object",)),

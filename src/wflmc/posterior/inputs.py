@@ -42,7 +42,8 @@ def check_positive(numbers: Mapping[str, float], or_zero: bool = False) -> None:
         or_zero: whether 0 is allowed as well.
 
     Raises:
-        InputError: for the first that is an array, a text, negative, infinite or nan.
+        InputError: for the first that is an array with axes, a text, a boolean,
+            negative, infinite or nan; or 0, unless that is allowed.
     """
     bound = "at least" if or_zero else "above"
     for name, value in numbers.items():
@@ -78,7 +79,7 @@ def check_data(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
 
     Raises:
         InputError: if the data are empty, of unequal length, of another type than real
-            numbers, or not finite.
+            numbers or booleans, or not finite.
     """
     features = np.asarray(X)
     target = np.asarray(y)
@@ -134,15 +135,15 @@ def class_names(
             kept; or None, for all labels that y has, sorted.
 
     Raises:
-        InputError: for fewer than two classes or repeated names, or for labels in the
-            data that are neither whole numbers nor texts, or of more than 1,000
+        InputError: for fewer than two classes or repeated names, or for labels that are
+            neither whole numbers nor texts, or, in the data, of more than 1,000
             different values.
     """
     names: Names
     if isinstance(classes, int | np.integer):
         names = tuple(range(classes))
     elif classes is not None:
-        names = tuple(_label_values(classes).tolist())
+        names = tuple(_label_values(classes, "classes", "classes").tolist())
     else:
         names = tuple(np.unique(_label_values(y)).tolist())
         _check_names_of_data(names)
@@ -191,8 +192,13 @@ def as_classes(y: ArrayLike, names: Names) -> NDArray[np.intp]:
     return classes
 
 
-def _label_values(y: ArrayLike) -> np.ndarray:
+def _label_values(y: ArrayLike, key: str = "data", name: str = "y") -> np.ndarray:
     """Return labels as an array of whole numbers or of text.
+
+    Args:
+        y: the labels, [N].
+        key: the argument that they came by, for errors.
+        name: of the array in it.
 
     Raises:
         InputError: for labels of another type, or numbers that are not whole or may
@@ -202,7 +208,7 @@ def _label_values(y: ArrayLike) -> np.ndarray:
     if _holds_text_objects(values):
         values = values.astype(str)
     if values.dtype.kind not in "fiubU":
-        raise InputError("data", f"labels y of type {values.dtype}", LABEL_KINDS)
+        raise InputError(key, f"labels {name} of type {values.dtype}", LABEL_KINDS)
     if values.dtype.kind == "U":
         return values
     # One label that is no integer makes floats of all: from this size on, they may have
@@ -214,7 +220,7 @@ def _label_values(y: ArrayLike) -> np.ndarray:
     is_valid = is_whole & (np.abs(values) < largest)
     if not np.all(is_valid):
         first = np.flatnonzero(~is_valid)[0]
-        raise InputError("data", f"an invalid label y[{first}]", LABEL_KINDS)
+        raise InputError(key, f"an invalid label {name}[{first}]", LABEL_KINDS)
     return values.astype(np.int64)
 
 

@@ -226,7 +226,7 @@ def examples_by_device(
 
 def _cover_all_examples(parts: list[np.ndarray], count: int) -> bool:
     """Return whether devices have examples, and each of 0 to N − 1 exactly once."""
-    if not all(part.size for part in parts):
+    if not all(part.size and part.dtype.kind in "iu" for part in parts):
         return False
     return np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
 
