@@ -92,9 +92,9 @@ class Posterior(SumsGradients, Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
     """As every dataclass has them."""
     mu: float
-    """Strong convexity of f: smallest eigenvalue of its Hessian."""
+    """Strong convexity of f: no eigenvalue of its Hessian is smaller, at any θ."""
     L: float
-    """Smoothness of f: largest eigenvalue of its Hessian."""
+    """Smoothness of f: no eigenvalue of its Hessian is larger, at any θ."""
     sizes: NDArray[np.intp]
     """Examples of each device, N_k, [K]."""
     coordinates: Coordinates | None = None
@@ -102,7 +102,8 @@ class Posterior(SumsGradients, Protocol):
     batch: int | None = None
     """Examples that each device draws for a round; None: all of them."""
     estimated: tuple[str, ...] = ()
-    """Which of mu and L are estimates from the data."""
+    """Which of mu and L are estimates from the data, for which the above need not
+    hold."""
     columns: tuple[str, ...] = ()
     """The names of the features; empty where they have none."""
     start_is_estimate: bool = False
@@ -346,8 +347,8 @@ class Posterior(SumsGradients, Protocol):
     def downlink_error(self, weight: ArrayLike) -> Array:
         """Bound E‖Σ_k w_k (∇f_k(θ + e_k) − ∇f_k(θ))‖² for unit downlink noise e_k.
 
-        The default m (L Σ_k w_k)² holds for all models, as no ∇f_k is less smooth
-        than ∇f.
+        The default m (L Σ_k w_k)² holds for all models whose f_k are convex, as no
+        ∇f_k is less smooth than ∇f then.
 
         Args:
             weight: w[..., K] of devices in the update.
@@ -373,6 +374,9 @@ class Posterior(SumsGradients, Protocol):
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Compute how the law of a chain depends on the noise of every round.
 
+        Planning by the objective "exact" chooses the noise by it. The default is that
+        of models whose law is not known.
+
         Args:
             motion: step sizes, weights and start, for one chain.
             burn_in: rounds that are discarded.
@@ -383,7 +387,10 @@ class Posterior(SumsGradients, Protocol):
         Raises:
             InputError: for a model whose law is not known.
         """
-        requirement = "worst or average, or given with a proxy: this model knows no law"
+        requirement = (
+            "worst or average, or come with a proxy: the law of chains on this model is "
+            "not known"
+        )
         raise InputError("objective", "exact", requirement, section="policy")
 
     def quadratic(self, init: str = "prior") -> Quadratic:

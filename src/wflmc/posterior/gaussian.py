@@ -79,8 +79,8 @@ class GaussianPosterior(Regression):
         """Return the posterior of the parameters, N((ΣH_k)⁻¹ Σb_k, (ΣH_k)⁻¹).
 
         Where chains move in other coordinates φ, mean and covariance are mapped by
-        θ = Wᵀφ. It is computed when the posterior is made, in float64, and does not
-        depend on how examples are spread over devices.
+        θ = Wᵀφ. It is computed when the posterior is made, in float64, and but for
+        rounding does not depend on how examples are spread over devices.
 
         Returns:
             mean[m] and covariance[m, m].
@@ -415,6 +415,12 @@ class GaussianPosterior(Regression):
 
         Args:
             init: the start: "prior", or "zero" for a point mass at zero.
+
+        Returns:
+            The quadratic along m directions, in the coordinates that chains move in.
+
+        Raises:
+            InputError: for another start.
         """
         values, vectors = np.linalg.eigh(self.hessian.sum(0))
         start_covariance = self._initial(init).covariance

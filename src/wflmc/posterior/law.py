@@ -44,7 +44,7 @@ def w2_squared(first: Gaussian, second: Gaussian) -> Array:
         second: laws whose leading axes broadcast against those of `first`.
 
     Returns:
-        W2²[...], at least 0; infinite where the first law has overflowed.
+        W2²[...], at least 0; infinite where the first law has overflowed or is nan.
     """
     mean_is_small = (np.abs(first.mean) < MAX_MEAN).all(-1)
     covariance_is_small = (np.abs(first.covariance) < MAX_COVARIANCE).all((-1, -2))
@@ -129,8 +129,9 @@ class LinearChain(NamedTuple):
     def variance_of_mean(self, noise_variance: ArrayLike, burn_in: int) -> Array:
         """Compute the variance of the mean of θ over the rounds after burn-in.
 
-        It is the Monte Carlo error of one chain, correlations between rounds
-        included. With P[t] = Cov(x[t], Σ_{s ≤ t} θ[s]), P[t] = A[t] P[t−1] + C[t] Rᵀ.
+        It is the squared Monte Carlo error of one chain, correlations between rounds
+        and the spread of the start included. With P[t] = Cov(x[t], Σ_{s ≤ t} θ[s]),
+        P[t] = A[t] P[t−1] + C[t] Rᵀ.
 
         Args:
             noise_variance: σ²[S], for a chain without leading axes.
@@ -163,6 +164,9 @@ class LinearChain(NamedTuple):
 
         Returns:
             The response of one chain, which has no leading axes.
+
+        Raises:
+            InputError: if it would take too much memory.
         """
         rounds = self.matrix.shape[0]
         noiseless = self._read(self.states(np.zeros(rounds)))

@@ -139,7 +139,8 @@ class Regression(Shown, Posterior):
     def digest(self) -> str:
         """Return a hash of the data and of which device holds them.
 
-        It is that of the original features, whatever coordinates chains move in.
+        It is that of the original features, whatever coordinates chains move in; only
+        the part of one device of a whitened posterior has that of its whitened ones.
         """
         return self.subject or digest(*self._data, self.sizes)
 
@@ -276,8 +277,9 @@ class Regression(Shown, Posterior):
     def feature_scales(self) -> Array:
         """Return the root mean square of every feature over all examples.
 
-        The constant of an intercept is left out; rows that fill up devices count
-        neither in the sum nor in the number.
+        The last feature of a model with an intercept is left out: it is the constant,
+        where features are not whitened. Rows that fill up devices count neither in the
+        sum nor in the number.
 
         Returns:
             [d], or [d − 1] with an intercept.
