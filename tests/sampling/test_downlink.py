@@ -13,6 +13,7 @@ import wflmc
 from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.apps import audit
+from wflmc.planning.build import TrialPlan, complete_request
 from wflmc.posterior import w2_squared
 from wflmc.sampling.kernel import broadcast, kernel_rounds
 
@@ -227,3 +228,25 @@ def test_a_scenario_with_a_noisy_broadcast(tmp_path, call):
     assert names_key(err, "link.downlink_snr_db", "nan")
     with raises_input_error("downlink_snr_db", "nan", section="link"):
         wflmc.Link(channel.static(), downlink_snr_db=float("nan"))
+
+
+def test_devices_that_arrive_more_strongly_bring_more_of_the_downlink_noise():
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40)
+    errors = {}
+    for csi_error in (0.0, 0.2):
+        for snr_db in (20.0, np.inf):
+            link = wflmc.Link(
+                channel.static(1.0), csi_error=csi_error, downlink_snr_db=snr_db
+            )
+            request = complete_request(
+                posterior,
+                link,
+                wflmc.Privacy(4, 0.01),
+                step_size=0.4 / (posterior.mu + posterior.L),
+                burn_in=2,
+                samples=2,
+            )
+            errors[csi_error, snr_db] = TrialPlan(posterior, request).problem.error
+    exact_knowledge = errors[0.0, 20.0] - errors[0.0, np.inf]
+    rough_knowledge = errors[0.2, 20.0] - errors[0.2, np.inf]
+    np.testing.assert_allclose(rough_knowledge, exact_knowledge / 0.8**2, rtol=1e-9)

@@ -672,8 +672,9 @@ class _Planning:
         step_size = self.step_size
         gradient_error = self.rule.error(self.schedule.active)
         if self.downlink_noise:
-            # What noise in the received θ adds to a gradient, on average.
-            per_unit = posterior.downlink_error(self.weight)
+            # What noise in the received θ adds to a gradient, on average, where devices
+            # arrive as strongly as they may.
+            per_unit = posterior.downlink_error(self.uncertainty * self.weight)
             gradient_error = gradient_error + self.downlink_noise * per_unit
         discretization = discretization_error(step_size, self.L, posterior.dim)
         return discretization + step_size**2 * gradient_error
