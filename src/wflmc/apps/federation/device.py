@@ -335,7 +335,9 @@ def _check_magnitude(posterior: Posterior) -> None:
 def _clipping_thresholds(posterior: Posterior, terms: Terms) -> _ClippingThresholds:
     """Return the thresholds of the terms, divided by 1 + e of the rounding errors.
 
-    The e is the larger of that in the terms, and that of this device's own data.
+    The e is the larger of that in the terms, and that of this device's own data. It is
+    relative to the sensitivity, as in `Plan.rounding`: rounding may add the same to the
+    change between neighbours that are half as far apart.
     """
     clip = np.array([terms.clip])
     example_clip = np.array([terms.example_clip])

@@ -194,6 +194,7 @@ class Job:
         else:
             total = norm
             variance = self.device_noise.max()
+        # A loss is 2 (α r s)²/N0, and neighbours move a signal by up to 2 α r s.
         change = np.sqrt(2 * plan.loss * plan.noise_power)
         return Lattice.fitted(
             deviation=float(np.sqrt(variance)),

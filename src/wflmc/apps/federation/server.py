@@ -796,6 +796,7 @@ def rescale(job: Job, round_index: int, sent: NDArray[np.bool_]) -> Weighting:
     if not np.any(plan.server_noise):
         return Weighting(scale, None)
     planned_noise = float(plan.server_noise[round_index])
+    # The planned number itself, not computed again: chains are those of `wflmc run`.
     if scale == planned_scale and job.noise != "devices":
         return Weighting(scale, jnp.float32(planned_noise))
     kick = float(plan.kick[round_index])

@@ -205,34 +205,28 @@ def _map(name: str, values: Sequence[Cell], keys: Sequence[GridKey]) -> Markup:
     first, second, *further_keys = keys
     columns = _in_order(first.values)
     rows = _in_order(second.values)
-    slices: list[tuple[Cell, ...]] = [()] * len(values)
+    # One map, or slice, for each combination of the further keys.
+    slice_of_point: list[tuple[Cell, ...]] = [()] * len(values)
     if further_keys:
-        slices = list(zip(*(key.values for key in further_keys), strict=True))
-    distinct_slices = list(dict.fromkeys(slices))
-    points = zip(slices, second.values, first.values, strict=True)
+        slice_of_point = list(zip(*(key.values for key in further_keys), strict=True))
+    slices = list(dict.fromkeys(slice_of_point))
+    points = zip(slice_of_point, second.values, first.values, strict=True)
     value_at = dict(zip(points, values, strict=True))
     cells = np.array(
-        [_cells(value_at, part, rows, columns) for part in distinct_slices],
-        dtype=float,
+        [_cells(value_at, shown, rows, columns) for shown in slices], dtype=float
     )
-    z = np.log10(cells) if _spans_decades(values) else cells
-    look: PlotlyObject = {**HEATMAP_LOOK, "x": columns, "y": rows}
-    look["hovertemplate"] = f"{HOVER_TEMPLATE}<extra>{name}</extra>"
-    look |= _color_scale(name, cells)
-    traces = list[PlotlyObject]()
-    for index in range(len(distinct_slices)):
-        trace: PlotlyObject = {**look, "z": z[index], "customdata": cells[index]}
-        trace["visible"] = index == 0
-        traces.append(trace)
+    traces = _map_traces(name, cells, is_logarithmic=_spans_decades(values))
+    for trace in traces:
+        trace |= {"x": columns, "y": rows}
     layout: PlotlyObject = {
         "xaxis": axis_layout(Axis(first.name, kind="category")),
         "yaxis": axis_layout(Axis(second.name, kind="category")),
         "height": MAP_HEIGHT,
         "modebar": {"remove": UPLOAD_AND_SELECT_BUTTONS},
     }
-    if len(distinct_slices) > 1:
+    if len(slices) > 1:
         names = [key.name for key in further_keys]
-        layout["sliders"] = [_slider(names, distinct_slices)]
+        layout["sliders"] = [_slider(names, slices)]
         layout["height"] = MAP_HEIGHT_WITH_SLIDER
     caption = (
         f"{name} over {first.name} and {second.name}; a gap is a point without this "
@@ -241,14 +235,29 @@ def _map(name: str, values: Sequence[Cell], keys: Sequence[GridKey]) -> Markup:
     return embed_drawing(f"figure-sweep-{name}", traces, layout, caption=caption)
 
 
+def _map_traces(
+    name: str, cells: NDArray[np.float64], *, is_logarithmic: bool
+) -> list[PlotlyObject]:
+    """Return a map for each slice of cells[slice, row, column]; the first is shown."""
+    heights = np.log10(cells) if is_logarithmic else cells
+    look: PlotlyObject = {**HEATMAP_LOOK, **_color_scale(name, cells)}
+    look["hovertemplate"] = f"{HOVER_TEMPLATE}<extra>{name}</extra>"
+    traces = list[PlotlyObject]()
+    for index, slice_cells in enumerate(cells):
+        trace: PlotlyObject = {**look, "z": heights[index], "customdata": slice_cells}
+        trace["visible"] = index == 0
+        traces.append(trace)
+    return traces
+
+
 def _cells(
     value_at: Mapping[tuple[tuple[Cell, ...], Cell, Cell], Cell],
-    part: tuple[Cell, ...],
+    shown: tuple[Cell, ...],
     rows: Sequence[Cell],
     columns: Sequence[Cell],
 ) -> list[list[Cell]]:
-    """Return the rows of one map; None at points that the grid does not have."""
-    return [[value_at.get((part, row, column)) for column in columns] for row in rows]
+    """Return the rows of the map that is shown; None at points outside the grid."""
+    return [[value_at.get((shown, row, column)) for column in columns] for row in rows]
 
 
 def _slider(names: Sequence[str], slices: Sequence[tuple[Cell, ...]]) -> PlotlyObject:
