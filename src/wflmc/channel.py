@@ -527,7 +527,7 @@ class Link(Shown):
         Interval(minimum=-300),
         "Of the server's broadcast, where a position of the prior's mean square has "
         "full power: every device receives each coordinate with noise of its own, of "
-        "the prior's variance over this ratio; inf where there is no noise.",
+        "that mean square over this ratio; inf where there is no noise.",
     ] = np.inf
 
     def __post_init__(self) -> None:

@@ -727,7 +727,8 @@ class _Planning:
     def _response(self) -> Response:
         """Return how the law of the kept rounds depends on this plan's noise.
 
-        It is computed by the proxy, or else by the posterior itself.
+        It is computed by the proxy, or else by the posterior itself, for the weights
+        that are intended: what arrives instead is not known beforehand.
         """
         sampler = self.request.sampler
         earlier = sampler.before

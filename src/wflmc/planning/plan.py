@@ -334,9 +334,10 @@ class Plan(Shown):
         """Return the value of what the policy's objective minimizes.
 
         By `Policy.objective` it is the worst or the average of the bound after
-        burn-in, the worst exact W2², or V of transcripts, the variance of the noise in
-        what all kept rounds say about the gradient. It is nan where the objective is a
-        bound that is not known. Policies that do not optimize report it as well.
+        burn-in, the worst exact W2² (by the weights intended, without `received`), or
+        V of transcripts, the variance of the noise in what all kept rounds say about
+        the gradient. It is nan where the objective is a bound that is not known.
+        Policies that do not optimize report it as well.
         """
         return self.certificate.objective
 

@@ -155,8 +155,8 @@ def price_of_rounds(active: Activity, lam: Array) -> Array:
 def smallest_of_senders(active: Activity, value: Array) -> Array:
     """Return the smallest value among the devices that are active in each round.
 
-    It is what limits a round in which all active devices have the same power, such as
-    the budget of the tightest of them.
+    It is what limits a round in which all active devices have the same power: the
+    budget of the tightest of them, or the factor by which that one may still grow.
 
     Args:
         active: who transmits, at least one device in every round, [S, K].
