@@ -68,6 +68,9 @@ class ExampleClipping:
     def gradients_left_slope(self, variance: Array) -> Array:
         """Return the derivative of log `gradients_left` by log variance.
 
+        An example that is clipped adds −½ limit/norm · v/norm² to that of N times the
+        fraction itself; those that are not clipped add nothing.
+
         Args:
             variance: of δ, [W].
 
@@ -112,7 +115,10 @@ class ExampleClipping:
         return self._interpolate(variance, LAGRANGE)
 
     def changes_left_slope(self, variance: Array) -> Array:
-        """Return the derivative of `changes_left` by the logarithm of the variance.
+        """Return the derivative of `changes_left` by log variance.
+
+        It is that of the polynomials of the table, which suits Newton's method: there,
+        a small error costs a sweep and no accuracy.
 
         Args:
             variance: of δ, [W].

@@ -75,7 +75,7 @@ class Law(NamedTuple):
 
     @property
     def end(self) -> "Law":
-        """The law at the last of its times, without a time axis.
+        """Return the law at the last of its times, without a time axis.
 
         After a window, it is that with which the next window starts.
         """
@@ -340,7 +340,7 @@ class ClippedRounds:
 
     @cached_property
     def is_clipped(self) -> bool:
-        """Whether gradients may be clipped, of devices or of examples.
+        """Return whether gradients may be clipped, of devices or of examples.
 
         Where they are not, the law does not feed back on itself, and a single sweep
         solves a window exactly.
@@ -349,12 +349,16 @@ class ClippedRounds:
 
     @cached_property
     def precision(self) -> Array:
-        """λ of every direction, [d], in the order of the groups."""
+        """Return λ of every direction, [d], in the order of the groups.
+
+        Means are those of directions, whereas covariances, which all directions of a
+        group have in common, need `groups.precision` alone.
+        """
         return np.repeat(self.groups.precision, self.groups.sizes)
 
     @cached_property
     def drift(self) -> Array:
-        """M without a gradient, [n, n, S].
+        """Return M without a gradient, [n, n, S].
 
         With overdamped dynamics it is 1; with kinetic ones it moves the position by the
         velocity, which friction slows down.
@@ -363,7 +367,7 @@ class ClippedRounds:
 
     @cached_property
     def slope(self) -> Array:
-        """What a curvature of 1 adds to M, which is linear in it, [n, n, S].
+        """Return what a curvature of 1 adds to M, which is affine in it, [n, n, S].
 
         So M = drift + c λ slope for every direction, and clipping changes c alone.
         """
@@ -383,7 +387,7 @@ class ClippedRounds:
 
     @cached_property
     def enters(self) -> Array:
-        """How the update enters the state, [n, S].
+        """Return how the update enters the state, [n, S].
 
         The update is a gradient times `kick` plus noise. With overdamped dynamics it is
         added to the position; with kinetic ones to the velocity, and through it to the
@@ -396,25 +400,34 @@ class ClippedRounds:
 
     @cached_property
     def noise_enters(self) -> Sequence[Array]:
-        """How the noise of the update enters the covariance.
+        """Return the covariance that noise of variance 1 in the update adds.
 
-        The upper triangle, by row, [S] each.
+        It is a aᵀ of the vector a = `enters` of every round: its upper triangle, by
+        row, [S] each. With overdamped dynamics that is a single 1.
         """
         return [self.enters[r] * self.enters[c] for r, c in _triangle(len(self.enters))]
 
     @cached_property
     def kick(self) -> Array:
-        """The factor of the gradient in the update, [S]: η of overdamped dynamics."""
+        """Return the factor of the gradient in the update, [S].
+
+        It is η of overdamped dynamics, and (h/2)(1 + e) of kinetic ones, whose update
+        is that of the velocity.
+        """
         return np.asarray(self.dynamics.kick(self.step_size))
 
     @cached_property
     def weight_of_device(self) -> Array:
-        """`weight` by device, [K, S], so that a window's rounds lie side by side."""
+        """Return `weight` by device, [K, S].
+
+        So a window's rounds lie side by side in memory, as in all arrays of a sweep,
+        which are [..., W].
+        """
         return np.ascontiguousarray(self.weight.T)
 
     @cached_property
     def norm_terms(self) -> Array:
-        """Factors in a squared norm, [K, 2 + d].
+        """Return the factors in the devices' squared norms, [K, 2 + d].
 
         It is ‖g‖² + share² q + 2 share g·Λx, where g is the device's gradient at the
         mode and share its `data_share`.
@@ -426,7 +439,7 @@ class ClippedRounds:
 
     @cached_property
     def sums_over_devices(self) -> Array:
-        """Factors in sums over devices, [2 + d, K].
+        """Return the factors in sums over devices, [2 + d, K].
 
         The first sum is weighted by data, the second is the mean, and the others are
         the sum of the gradients at the mode along every direction.
@@ -437,9 +450,12 @@ class ClippedRounds:
 
     @cached_property
     def cut_off(self) -> Array:
-        """What clipping takes from all examples at the mode, [d].
+        """Return what clipping takes from the sum of gradients at the mode, [d].
 
-        Their gradients there no longer add up to zero; what is left points anywhere.
+        Those of examples, clipped one by one, no longer add up to zero there. Which way
+        the sum points is not known: what is cut off single examples is taken to be
+        independent, and its squares to be spread over directions in proportion to λ. It
+        is 0 where examples are not clipped by themselves.
         """
         if self.examples is None:
             return np.zeros_like(self.precision)
@@ -448,9 +464,10 @@ class ClippedRounds:
 
     @cached_property
     def example_factor(self) -> float:
-        """The factor of E x'Λx in the variance of the change of an example's gradient.
+        """Return the factor of E x'Λx in the variance of an example's change.
 
-        An example has a part tr Λ/N of the curvature and sees a part 1/N of the energy;
+        At a distance x an example adds (u·x) u to its gradient. It has a part tr Λ/N of
+        the curvature, E‖u‖², and sees a part 1/N of the energy, E (u·x)². The factor is
         0 where examples are not clipped by themselves.
         """
         if self.examples is None:
@@ -459,7 +476,7 @@ class ClippedRounds:
 
     @cached_property
     def covariance_weights(self) -> Array:
-        """Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient.
+        """Return Σ over a group of λ², λ and λ³, [3, g], for moments of the gradient.
 
         Times the variance of a group they give its part of q = E‖Λx‖², of E x'Λx, and
         of the mean precision by which q feeds back on itself.

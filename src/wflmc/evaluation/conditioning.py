@@ -96,7 +96,7 @@ class Moments(NamedTuple):
     0."""
 
     def parameters(self, phi: Array) -> Array:
-        """Return the parameters θ of some coordinates.
+        """Map coordinates that chains move in to parameters.
 
         Args:
             phi: φ, [..., m].
@@ -214,9 +214,10 @@ class NoiseAware(Shown):
 
     @property
     def sites(self) -> dict[str, np.ndarray]:
-        """The draws by the names of the model's sites, each [chain, draw, ...].
+        """Return the draws by the names of the model's sites, each [chain, draw, ...].
 
-        Models without sites have all parameters as `theta`.
+        They are in the space of the site's support, those of a scale above 0. Models
+        without sites, and results of `Moments` alone, have all parameters as `theta`.
         """
         return {name: draws for name, (_, draws) in self.named_draws.variables.items()}
 
@@ -363,6 +364,9 @@ class _Reception(NamedTuple):
     def estimate(self, moments: Moments, used: NDArray[np.bool_]) -> "_Estimate":
         """Return what the used rounds say of the data together.
 
+        b̂ = Σ ω (Hθ − g) with ω ∝ 1/v, and c = Σ_k q_k (Σ ω w_k − 1)² of devices with
+        the fractions q_k of the data, which is 0 where all devices send in all rounds.
+
         Args:
             moments: of the data.
             used: which rounds are used, [chain, round].
@@ -376,7 +380,7 @@ class _Reception(NamedTuple):
         return _Estimate(
             linear=np.einsum("cs,csm->cm", weight, linear),
             noise=self._noise(used),
-            extra=squared_error @ self.data_fraction,
+            participation=squared_error @ self.data_fraction,
         )
 
     def clipping(self, moments: Moments, mean: Array) -> _ExpectedClipping:
@@ -437,8 +441,8 @@ class _Estimate(NamedTuple):
     """b̂, [chain, m]."""
     noise: Array
     """V, the variance of its noise, [chain]."""
-    extra: Array
-    """c, of silent devices, [chain]."""
+    participation: Array
+    """c, by which silent devices enlarge the variance of the data, [chain]."""
 
     def posterior(self, moments: Moments) -> Gaussian:
         """Return N(P⁻¹(G A⁻¹(b̂ − λ) + λ), P⁻¹), one for each chain.
@@ -447,7 +451,7 @@ class _Estimate(NamedTuple):
         """
         gram = moments.gram
         identity = np.eye(self.linear.shape[1])
-        of_data = (1 + self.extra)[:, None, None] * gram
+        of_data = (1 + self.participation)[:, None, None] * gram
         spread = of_data + self.noise[:, None, None] * identity  # A
         gain = np.linalg.solve(spread, identity @ gram)  # A⁻¹ G
         covariance = np.linalg.inv(moments.prior + gram @ gain)
@@ -543,7 +547,7 @@ def noise_aware(
         used=used.T,
         clipped=clipped.T,
         bias=bias_norm / noise_norm,
-        participation=estimate.extra,
+        participation=estimate.participation,
         named_draws=name_draws(theta, posterior),
         not_covered=() if is_covered else (PRIVATE,),
     )
@@ -723,8 +727,9 @@ def _select_rounds(
         clipped = reception.clipping(moments, mean).fraction
         of_candidates = np.where(candidates, clipped, np.inf)
         smallest = of_candidates.min(1, keepdims=True)
-        is_little = (clipped <= MAX_CLIPPED_FRACTION) | (clipped == smallest)
-        selected = candidates & is_little
+        is_hardly_clipped = clipped <= MAX_CLIPPED_FRACTION
+        is_least_clipped = clipped == smallest
+        selected = candidates & (is_hardly_clipped | is_least_clipped)
         if np.array_equal(selected, used):
             break
         used = selected
@@ -752,7 +757,7 @@ class _ChainReception(NamedTuple):
     """ω, [round]."""
     noise: np.float64
     """V."""
-    extra: np.float64
+    participation: np.float64
     """c."""
 
 
@@ -781,7 +786,7 @@ def _mix_over_moments(
             slope=reception.gradient[index] - position @ moments.prior,
             weight=weight[index],
             noise=estimate.noise[index],
-            extra=estimate.extra[index],
+            participation=estimate.participation[index],
         )
         components = _draw_components(chain, moments, draws, generator)
         drawn.append(_draw(generator, components, 1)[:, 0])
@@ -803,7 +808,11 @@ def _draw_components(
     mean_slope = chain.weight @ chain.slope
     linear = grams @ mean_position - mean_slope
     for_all = np.ones(len(grams))
-    estimates = _Estimate(linear, chain.noise * for_all, chain.extra * for_all)
+    estimates = _Estimate(
+        linear=linear,
+        noise=chain.noise * for_all,
+        participation=chain.participation * for_all,
+    )
     laws = estimates.posterior(moments._replace(gram=grams))
     cost = _evidence_cost(chain, moments, grams, linear)
     probability = np.exp((cost.min() - cost) / 2)
@@ -870,7 +879,7 @@ def _evidence_cost(
     # Given G, b̂ is normal with this mean and the covariance GΛ⁻¹G + (1 + c)G + V I.
     expected = grams @ prior_mean
     of_parameters = grams @ np.linalg.solve(moments.prior, grams)
-    of_data = (1 + chain.extra) * grams
+    of_data = (1 + chain.participation) * grams
     of_noise = chain.noise * np.eye(dim)
     covariance = of_parameters + of_data + of_noise
     surprise = linear - prior_linear - expected

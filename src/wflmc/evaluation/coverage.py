@@ -299,19 +299,22 @@ class _Counts(NamedTuple):
 
     @property
     def fraction(self) -> Array:
-        """The fraction of data sets and parameters that intervals contain, [level]."""
+        """Return the fraction of data sets and parameters inside, [level]."""
         return self.is_inside.mean((-1, -2))
 
     @property
     def error(self) -> Array:
-        """The standard error of `fraction`, over data sets, [level]."""
+        """Return the standard error of `fraction`, [level].
+
+        It is over data sets, which are independent; parameters of one are not.
+        """
         of_data_sets = self.is_inside.mean(-1)
         data_sets = of_data_sets.shape[-1]
         return of_data_sets.std(-1) / data_sets**0.5
 
     @property
     def mean_width(self) -> Array:
-        """The mean of `width`, [level]."""
+        """Return the mean of `width` over data sets and parameters, [level]."""
         return self.width.mean((-1, -2))
 
 

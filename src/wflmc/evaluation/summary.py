@@ -153,7 +153,8 @@ class Evaluation(Shown):
     def worst_exact(self) -> float | None:
         """Return the exact W2², worst after burn-in, while nothing is clipped.
 
-        None for models whose law is not known.
+        It is what `w2_sq.worst` estimates then, without its floor. None for models
+        whose law is not known.
         """
         if self.exact_w2_sq is None:
             return None

@@ -388,8 +388,8 @@ class Posterior(SumsGradients, Protocol):
             InputError: for a model whose law is not known.
         """
         requirement = (
-            "worst or average, or come with a proxy: the law of chains on this model is "
-            "not known"
+            "worst or average, or come with a proxy: the law of chains on this model "
+            "is not known"
         )
         raise InputError("objective", "exact", requirement, section="policy")
 
