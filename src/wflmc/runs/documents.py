@@ -109,11 +109,8 @@ class Constants(Document):
     def motion(self) -> Dynamics:
         """Return the dynamics of the chains, with their friction.
 
-        They are overdamped where the file has no friction, else kinetic; the key
-        `dynamics` has the name for readers and is not needed here.
-
-        Raises:
-            InputError: if the friction is not above 0.
+        They are overdamped where the file has no friction, else kinetic. The key
+        `dynamics` has their name for readers of the file and is not needed here.
         """
         return from_constants({"friction": self.friction})
 

@@ -72,7 +72,7 @@ from wflmc.support.progress import ProgressBar
 from wflmc.support.storage import FULL_DISK_ERRORS, read_array, replacing, write_text
 
 Notify = Callable[[str], None]
-"""Takes a sentence for whoever waits for the run."""
+"""Receives a sentence for the user while a run is prepared or interrupted."""
 
 CHECKPOINT = ".checkpoint"
 """The folder of a run that is under way or was stopped, within the run folder."""
@@ -102,7 +102,7 @@ class RunResult(NamedTuple):
     """The content of summary.json."""
     evaluation: Evaluation
     files: list[Path]
-    """That were written, in the order in which users are told of them."""
+    """All that were written."""
 
 
 class RunRequest(NamedTuple):
@@ -120,7 +120,7 @@ class RunRequest(NamedTuple):
 
 
 class RunSettings(Document):
-    """about.json in a checkpoint: what the plan there does not say of the run."""
+    """about.json in a checkpoint: settings of the run that its plan does not have."""
 
     start: int = 0
     """Rounds that an earlier run in this folder has finished."""
@@ -173,7 +173,7 @@ def run_scenario(
         request: the arguments of the command.
         folder: of the run, which no other process writes to; None to write nothing.
         bar: shows progress.
-        notify: takes sentences for whoever waits.
+        notify: receives sentences for the user.
 
     Returns:
         The resolved scenario, the summary, the evaluation and the files.
@@ -436,7 +436,7 @@ def _is_finished_in_secret(folder: Path) -> bool:
     """Return whether a folder has a finished run whose seed is secret.
 
     Raises:
-        InputError: its scenario cannot be read, so that nobody can tell.
+        InputError: if its scenario cannot be read, so that this is unknown.
     """
     path = folder / SCENARIO_FILE
     if not (path.is_file() and (folder / "trace.nc").is_file()):
@@ -672,12 +672,14 @@ def sample_chains(
     ledger: Ledger | None = None,
     transcript: bool = False,
 ) -> Trace:
-    """Sample the chains of a scenario, and keep what it says: draws, or predictions at
-    the features of the test set.
+    """Sample the chains of a scenario.
+
+    `sampler.keep` decides what is recorded: draws, or mean predictions at the features
+    of the test set.
 
     Args:
         key: seeds starts and noise.
-        scenario: says how many chains there are, and what is kept of them.
+        scenario: sets the number of chains, and what is recorded of them.
         inputs: of the scenario.
         plan: of all chains.
         scratch: a folder for draws that would fill most of the memory, unless there is

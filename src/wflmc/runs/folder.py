@@ -105,7 +105,7 @@ def write_run(
 def write_plan(
     folder: Path, *, scenario: Scenario, plan: Plan, plan_document: Mapping[str, object]
 ) -> list[Path]:
-    """Write a plan that is yet to be run, as `wflmc plan --out` does.
+    """Write a plan that has not been run, as `wflmc plan --out` does.
 
     The files of a plan that is there already are replaced together.
 

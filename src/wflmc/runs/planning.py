@@ -175,7 +175,7 @@ def load_plan(
     """Load a plan from its files; nothing is planned again.
 
     plan.npz has the plan. plan.json, beside it, has its scenario, from which posterior
-    and link are rebuilt. All that the files say twice must agree.
+    and link are rebuilt. Values that are in several of the files must agree.
 
     Args:
         path: plan.npz, plan.json, or the folder of both.
@@ -242,7 +242,7 @@ def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
         The plan with its scenario.
 
     Raises:
-        InputError: the file is damaged, or the plan differs from what it says.
+        InputError: the file is damaged, or the plan differs from its contents.
     """
     view = Path(path).expanduser()
     document = read_document(view, PlanFile, option)
@@ -309,7 +309,7 @@ def read_plan_file(file: Path, document: PlanFile, option: str) -> Plan:
         option: that names the files, for errors.
 
     Raises:
-        InputError: if the file is damaged, or plan.json says something else.
+        InputError: if the file is damaged, or plan.json describes another plan.
     """
     plan = Plan.load(file, key=option)
     if plan.checksum != document.plan_digest:
@@ -482,7 +482,7 @@ def _as_array(value: ArrayLike | None) -> Array:
 
 
 def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
-    """Refuse a plan that differs from what plan.json says by more than rounding."""
+    """Refuse a plan that differs from plan.json by more than rounding."""
     constants = {name: plain(getattr(plan, name)) for name in VIEWED_CONSTANTS}
     constants["rounds"] = len(plan.rounds)
     for name, value in constants.items():
@@ -518,7 +518,7 @@ def _is_close(first: float | None, second: float | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ExtendedPlan:
-    """A plan with more rounds than before, and the scenario that says so."""
+    """A plan with more rounds than before, and its scenario."""
 
     scenario: Scenario
     plan: Plan

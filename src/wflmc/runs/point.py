@@ -149,7 +149,7 @@ def _sampled_values(
 ) -> JsonObject:
     """Run the chains of a point, and return the columns that they add."""
     seed = task.scenario.sampler.seed
-    assert seed != "secret"  # whoever makes points has refused it
+    assert seed != "secret"  # refused where points are created
 
     def report(work_done: int, work: int) -> None:
         progress(SAMPLED_PROGRESS * work_done / work)

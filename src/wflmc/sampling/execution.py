@@ -140,8 +140,8 @@ def prepare_machine(
 ) -> Machine:
     """Cut the work within the limits, and bring the posterior to the accelerators.
 
-    A single accelerator that nobody asked for by name needs no mesh: JAX's default one
-    is used.
+    A single accelerator that was not requested explicitly needs no mesh: JAX's default
+    device is used.
 
     Args:
         execution: memory and accelerators.

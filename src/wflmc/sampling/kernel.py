@@ -351,7 +351,7 @@ def receive(key: jax.Array, signal: Sum, current_round: KernelRounds) -> jax.Arr
         current_round: one round of a plan, which has the noise power N0.
 
     Returns:
-        y[m] in float32.
+        y[m].
     """
     zeros = jnp.zeros_like(signal.high)
     noise = superpose(key, zeros, current_round.constants.noise_power)

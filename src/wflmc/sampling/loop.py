@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from wflmc.support.errors import SamplingError
 
@@ -32,7 +32,7 @@ class HasFinite(Protocol):
     """What an advance reports of a block."""
 
     @property
-    def finite(self) -> Any:
+    def finite(self) -> ArrayLike:
         """Return whether all chains were finite after each round, [round, ...].
 
         Axes after the first are reduced by `check_finite`; a compiled block may report
@@ -45,7 +45,7 @@ class HasPosition(Protocol):
     """The state of chains that a host can look at."""
 
     @property
-    def position(self) -> Any:
+    def position(self) -> ArrayLike:
         """Return θ[chain, m], an array of NumPy or JAX.
 
         `HostRound` looks at it after every update, to see whether all chains are still
@@ -153,7 +153,7 @@ class HostInfo(NamedTuple, Generic[SignalT]):
     """What the transport has brought."""
     received: Any
     """y[chain, m], noise included; None where nothing was received."""
-    finite: Any
+    finite: NDArray[np.bool_]
     """Whether all chains are finite, [1]."""
 
 
@@ -167,7 +167,7 @@ class HostRound(Generic[HostStateT, SignalT]):
 
     receive: Callable[[int, SignalT], Any]
     """The noise source: from the round's index and the signal to y[chain, m]; None
-    where nobody has transmitted."""
+    where no device has transmitted."""
     update: Callable[[int, HostStateT, SignalT, Any], HostStateT]
     """The kernel's update: from the round's index, the state, the signal and y to the
     next state."""

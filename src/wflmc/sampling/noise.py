@@ -54,7 +54,7 @@ def noise_of_senders(round_index: int, signal: Signal) -> Signal:
 class LatticeNoise:
     """Exact noise on a lattice, from the operating system's entropy: it protects.
 
-    It cannot be drawn again: whoever calls this twice for a round has two draws.
+    It cannot be repeated: a second call for the same round draws anew.
     """
 
     lattice: Callable[[int], Lattice]
@@ -77,7 +77,7 @@ class LatticeNoise:
 class ChannelNoise:
     """Float32 noise from keys, as that of `wflmc.sample`: the same again for one key.
 
-    It protects nobody from those who know the key.
+    It offers no protection against anyone who knows the key.
     """
 
     keys: jax.Array

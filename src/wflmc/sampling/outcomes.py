@@ -1,4 +1,4 @@
-"""Groups of what was observed and of what the model says of it, for `Trace.to_arviz`.
+"""Groups of observed data and of what the model predicts, for `Trace.to_arviz`.
 
 Outcomes and log-likelihoods are computed for evenly spaced draws, in chunks, with keys
 of their own: the same trace gives the same groups every time. All of it is computed
@@ -158,11 +158,11 @@ class Observations(NamedTuple):
     owners: Coords
     """The device of every observation, as labels along the axis."""
     site_names: list[str]
-    """Which of them the model says were observed; empty where it does not say."""
+    """Which of them the model declares as observed; empty where it does not."""
 
 
 def outcome_groups(samples: np.ndarray, options: ArvizOptions) -> Groups:
-    """Return the groups of what was observed, and of what the model says of it.
+    """Return the groups of observed data, and of what the model predicts.
 
     These are observed_data and constant_data, and as far as the options ask for them
     posterior_predictive, predictions, log_likelihood and predictions_constant_data.

@@ -81,8 +81,8 @@ def run_name(key: jax.Array, posterior: Posterior, plan: Plan, chains: int) -> s
     """Return the name under which `wflmc.sample` charges its ledger.
 
     It is a digest of the plan, all of the posterior, the key and the numbers 0, 1, …
-    of the chains, whose starts are drawn. Whoever has the ledger can find the rounds
-    of such a run by it.
+    of the chains, whose starts are drawn. It identifies the rounds of such a run in the
+    ledger.
 
     Args:
         key: that `wflmc.sample` is called with.

@@ -6,7 +6,7 @@ simulation, on one accelerator or on several that share the chains.
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,10 @@ from wflmc.sampling.starts import round_keys
 ChainKernel = Callable[[jax.Array, Any, State, KernelRounds], tuple[State, Info]]
 """One round of one chain: from its key, its model, its state and the round to the next
 state and the information of the round, as `wflmc.sampling.step`."""
+
+
+ArrayOrNone = TypeVar("ArrayOrNone", jax.Array, jax.Array | None)
+"""An array, or one that may be missing, such as a velocity."""
 
 
 class Carry(NamedTuple):
@@ -275,8 +279,8 @@ class Simulation:
     ) -> tuple[State, BlockDraws]:
         """Run a block.
 
-        The accelerator may still be working when this returns; whoever looks at the
-        values waits for it.
+        The accelerator may still be working when this returns; reading the values waits
+        for it.
 
         Args:
             block: successive rounds, as the partition cuts them.
@@ -330,7 +334,7 @@ class Simulation:
         return _shard(draws, self.mesh, axis=1)
 
 
-def _shard(values: Any, mesh: Mesh | None, axis: int) -> Any:
+def _shard(values: ArrayOrNone, mesh: Mesh | None, axis: int) -> ArrayOrNone:
     """Spread an array over the accelerators of a mesh along the axis of its chains."""
     if mesh is None or values is None:
         return values

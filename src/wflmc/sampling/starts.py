@@ -28,7 +28,7 @@ class Start:
             `Trace.velocity` does.
 
     Example:
-        A run that goes on from where another one stopped::
+        Continue from where another run stopped::
 
             start = wflmc.sampling.Start(trace.theta[:, -1], trace.velocity)
             wflmc.sample(key, posterior, plan.from_round(100), initial=start)
@@ -52,8 +52,8 @@ class Start:
     def of_state(cls, state: State) -> Self:
         """Return the states of chains as arrays of the host.
 
-        This waits for the accelerator. The index of the round is left out; whoever
-        stores a start stores it beside.
+        This waits for the accelerator. The index of the round is left out, and has to
+        be stored separately.
 
         Args:
             state: of all chains, [chain, m].

@@ -1,8 +1,8 @@
 """What the server has received in every round, and where gradients were taken: all that
 it learns of the devices.
 
-Post-processing of a transcript costs no privacy: the promise of a plan is against
-whoever sees all of it. Where it would be large, successive rounds are merged with
+Post-processing of a transcript costs no privacy: the promise of a plan holds against an
+observer of all of it. Where it would be large, successive rounds are merged with
 weights 1/v, v being the variance of their noise. While gradients are affine in θ
 nothing is lost by that, since the merged position and the merged gradient belong
 together as those of one round do.

@@ -44,7 +44,7 @@ PARAMETER_AXES = (-2, -1)
 
 
 class Steps(NamedTuple):
-    """How devices and their rows are gone through."""
+    """How many devices and rows are processed at a time."""
 
     block: int
     """Devices whose gradients are clipped and added at a time."""
