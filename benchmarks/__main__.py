@@ -16,14 +16,19 @@ from rich.console import Console
 
 from benchmarks import (
     advice,
+    few_chains,
     growth,
     mnist,
+    numpyro_posteriors,
     one_chain,
     own_models,
     planning,
     sampling,
     scale,
 )
+
+WIDE_TABLE = 180
+"""Columns of the table with most of them."""
 
 
 def main() -> None:
@@ -43,6 +48,12 @@ def main() -> None:
     )
     console.print(", ".join(f"{name} {version(name)}" for name in names))
     console.print(one_chain.few_chains((1, 4) if quick else one_chain.CHAINS))
+    cases_measured = ["gaussian"] if quick else []  # all of them
+    console.print(
+        few_chains.few_chains(cases_measured, few_chains.CHAINS, repeats=3),
+        width=WIDE_TABLE,
+    )
+    console.print(numpyro_posteriors.against_nuts())
     times, about = mnist.measured_apart()
     console.print(mnist.table(times, about))
     console.print(own_models.own_models())

@@ -7,7 +7,7 @@ turns; every one keeps all draws and brings them to the host.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -593,8 +593,14 @@ COLUMNS = (
 )
 
 
-def few_chains(words: list[str], chains: list[int], repeats: int) -> Table:
-    """Return times per chain and round, all of a case measured in turns."""
+def few_chains(words: Sequence[str], chains: Sequence[int], repeats: int) -> Table:
+    """Return times per chain and round, all of a case measured in turns.
+
+    Args:
+        words: a case is measured if its name has one of these; all where there is none.
+        chains: numbers of chains.
+        repeats: calls of each, of which the median counts.
+    """
     table = Table(title="Few chains: µs per chain and round")
     for name in COLUMNS:
         table.add_column(name, justify="right")
