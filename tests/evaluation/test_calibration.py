@@ -15,6 +15,8 @@ from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
+
 
 def random_case(seed, count=500, classes=5):
     generator = np.random.default_rng(seed)
@@ -158,15 +160,15 @@ def test_scores_of_a_model(tmp_path):
 
 @pytest.mark.parametrize("p", [[[0.5, np.nan]], [[2.0, 3.0]], [[-0.5, 1.5]]])
 def test_what_is_no_probability(p):
-    with pytest.raises(InputError, match="probabilities"):
+    with raises_input_error("probabilities"):
         calibration(p, [0])
 
 
 def test_bad_input():
     for labels in ([-1, 1, 2], [0, 1, 3], [0.5, 1, 2]):
-        with pytest.raises(InputError, match="whole numbers from 0 to 2"):
+        with raises_input_error("labels", "0 to 2"):
             calibration(np.eye(3), labels)
-    with pytest.raises(InputError, match="one label for each row"):
+    with raises_input_error("labels", "(2,)", "(3, 3)"):
         calibration(np.eye(3), [0, 1])
-    with pytest.raises(InputError, match="bins"):
+    with raises_input_error("bins", value=0):
         calibration(np.eye(3), [0, 1, 2], bins=0)

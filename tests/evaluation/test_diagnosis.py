@@ -27,6 +27,7 @@ from wflmc.scenario.coverage import data_notices
 from wflmc.scenario.schema import with_values
 
 from ..conftest import FULL
+from ..error_tools import codes_of
 from ..posterior.custom_tools import as_own
 
 GAUSSIAN = {
@@ -316,9 +317,8 @@ def test_warnings_give_no_advice():
         assert not [
             text for text in (*plan.warnings, *told.warnings) if advice.search(text)
         ], name
-        assert (
-            "private data" in plan.warnings[-1]
-        )  # what every plan like it says comes last
+        # What every plan like it says comes last.
+        assert codes_of(plan)[-1] == "data-constants"
         assert data_notices(inputs.not_covered) == plan.notices[-1:]
 
 

@@ -19,6 +19,7 @@ from wflmc.sampling import Trace
 from wflmc.sampling.transcript import Transcript
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 
 full = pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
 LINK = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=30)
@@ -611,11 +612,11 @@ def test_a_numpyro_model_has_its_sites():
 
 
 def test_what_is_not_a_transcript_is_refused(posterior, trace):
-    with pytest.raises(wflmc.InputError, match="transcript=True"):
+    with raises_input_error("trace", "transcript=True"):
         wflmc.noise_aware(replace(trace, transcript=None), posterior)
-    with pytest.raises(wflmc.InputError, match="posterior"):
+    with raises_input_error("posterior"):
         wflmc.noise_aware(trace, "posterior")
-    with pytest.raises(wflmc.InputError, match="linear regression"):
+    with raises_input_error("posterior", "linear regression"):
         simulated_coverage(jax.random.key(0), "posterior", [trace.plan], 10)
 
 

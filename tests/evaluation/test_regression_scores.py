@@ -9,9 +9,9 @@ from scipy.stats import norm
 
 import wflmc
 from wflmc.evaluation import regression_scores
-from wflmc.support.errors import InputError
 
 from ..cli_tools import strict, with_set
+from ..error_tools import names_key, raises_input_error
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_evaluate(data, posterior):
         (X[:0], y[:0]),
         X,
     ):
-        with pytest.raises(InputError, match=r"^test = "):
+        with raises_input_error("test"):
             wflmc.evaluate(trace, posterior, test=test)
 
 
@@ -125,4 +125,4 @@ def test_a_scenario_with_a_test_set(call, scenario, tmp_path, data):
     np.savez(tmp_path / "d.npz", X=X, y=y, X_test=X_test[:, :2], y_test=y_test)
     code, _, err = call("plan", scenario, *sets)
     assert code == 2
-    assert "as many features as X" in err
+    assert names_key(err, "posterior.features", "X_test", "(30, 2)")

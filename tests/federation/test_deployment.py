@@ -66,6 +66,7 @@ from wflmc.scenario.build import build
 from wflmc.support.errors import InputError
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 from ..federation_tools import FIRST, ROUNDING, LocalGrid
 from ..plan_tools import with_context
 
@@ -388,7 +389,7 @@ def test_one_folder_has_one_run_at_a_time(folder):
     refused = []
 
     def meanwhile(answer, device):
-        with pytest.raises(InputError, match="no other process"):
+        with raises_input_error("job", folder / "server", f"process {os.getpid()}"):
             _serve(folder, _grid(folder))
         refused.append(device)
         return answer
@@ -423,7 +424,7 @@ def test_a_run_config_that_cannot_be_is_refused(folder, config):
 
 
 def test_a_device_needs_its_folder():
-    with pytest.raises(InputError, match="folder of this device"):
+    with raises_input_error("node-config", value=None):
         device.configured_device(Context(1, 1, {}, RecordDict(), {}))
 
 
@@ -459,13 +460,13 @@ def test_registration_registers_what_is_new(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed"),
-    [("device-00.pub", "the only key of device 0"), ("device-a.pub", "device number")],
+    ("name", "fact"),
+    [("device-00.pub", "device 0"), ("device-a.pub", "device number")],
 )
-def test_a_key_file_without_a_device_of_its_own_is_refused(folder, name, allowed):
+def test_a_key_file_without_a_device_of_its_own_is_refused(folder, name, fact):
     keys = folder / "server" / "keys"
     (keys / name).write_bytes((keys / "device-0.pub").read_bytes())
-    with pytest.raises(InputError, match=allowed):
+    with raises_input_error("keys", keys / name, fact):
         register(folder / "server", "wflmc", {})
 
 
@@ -510,7 +511,7 @@ def test_registration_without_flower_is_a_deployment_error(tmp_path):
 def test_a_table_with_a_node_twice_is_refused(folder):
     rows = [Node(7, 0, "a")._asdict(), Node(7, 1, "b")._asdict()]
     (folder / "server" / "nodes.json").write_text(json.dumps(rows))
-    with pytest.raises(InputError, match="every node"):
+    with raises_input_error("nodes", folder / "server" / "nodes.json"):
         read_nodes(folder / "server")
 
 
@@ -543,7 +544,7 @@ def test_a_server_whose_ledger_stayed_elsewhere_is_refused(folder, setting):
     job = setting[2]
     spent = with_context(job.plan, ledger=np.full(DEVICES, 1e-3))
     replace(job, plan=spent).save(folder / "server")
-    with pytest.raises(InputError, match="spent before"):
+    with raises_input_error("ledger", folder / "server" / "ledger.jsonl"):
         _serve(folder, _grid(folder))
 
 

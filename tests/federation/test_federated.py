@@ -35,8 +35,9 @@ from wflmc.apps.federation.server import (
 )
 from wflmc.privacy import lattice
 from wflmc.sampling.checkpoint import Checkpoint
-from wflmc.support.errors import InputError, OverspendError
+from wflmc.support.errors import OverspendError
 
+from ..error_tools import raises_input_error
 from ..federation_tools import (
     ROUNDING,
     SCENARIO,
@@ -396,7 +397,7 @@ def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     made = federation(tmp_path)
     run_on_grid(made.server(), made.app())
     (tmp_path / "server" / "progress.npz").unlink()
-    with pytest.raises(InputError, match="7 rounds of this run"):
+    with raises_input_error("ledger", "7 rounds", "0 rounds"):
         made.server()
 
 
@@ -405,7 +406,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     server, refused = made.server(), []
 
     def exchange(asks: list[RoundRequest]) -> Reception:
-        with pytest.raises(InputError, match="no other process"):
+        with raises_input_error("job", f"process {os.getpid()}"):
             serve(made.server(), exchange)
         refused.append(len(asks))
         return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
@@ -457,11 +458,11 @@ def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     run_on_grid(made.server(), made.app())
     lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
-    with pytest.raises(InputError, match=r"with 7 lines.* counts 8"):
+    with raises_input_error("ledger", "7 lines", "counts 8"):
         made.server()
     for name in ("ledger.jsonl", "ledger.jsonl.head"):
         (tmp_path / "server" / name).unlink()
-    with pytest.raises(InputError, match="all 7 rounds"):
+    with raises_input_error("ledger", "0 rounds", "7 rounds"):
         made.server()
 
 
@@ -495,7 +496,7 @@ def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -
         assert (
             fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5
         )  # hardly wider than planned
-    with pytest.raises(InputError, match="prepared"):
+    with raises_input_error("job", tmp_path / "job.npz"):
         Job.load(tmp_path)
 
 
@@ -505,7 +506,7 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(
     federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
-    with pytest.raises(InputError, match=r"^job .* prepared by this version of wflmc"):
+    with raises_input_error("job", tmp_path / "server"):
         Job.load(tmp_path / "server")
     earlier = {
         name: value
@@ -513,9 +514,7 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(
         if name not in ("gain", "known")
     }
     terms.write_text(json.dumps(earlier))
-    with pytest.raises(
-        InputError, match=r"^terms .* prepared by this version of wflmc.*gain"
-    ):
+    with raises_input_error("terms", terms, "gain"):
         Terms.load(terms)
 
 
@@ -604,7 +603,7 @@ def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "ledger.path").write_text("../server/ledger.jsonl")
     server = open_server(other, tmp_path / "other")
-    with pytest.raises(InputError, match="same noise"):
+    with raises_input_error("seed", "round 1"):
         serve(server, absent_in(np.ones((7, 5), bool), devices))
     assert server.checkpoint.load().rounds == 0
     fresh = replace(other, key=other.key + np.uint32(1))

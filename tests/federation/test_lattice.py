@@ -15,9 +15,9 @@ pytest.importorskip(
 
 from wflmc.privacy import delta_spent, lattice
 from wflmc.privacy.lattice import FLOAT32_CHANGE, Lattice, discrete_gaussian
-from wflmc.support.errors import InputError
 
 from ..conftest import count
+from ..error_tools import raises_input_error
 
 
 @pytest.fixture(autouse=True)
@@ -127,5 +127,5 @@ def test_noise_is_wider_by_what_rounding_moves() -> None:
 
 @pytest.mark.parametrize(("deviation", "change"), [(1e-12, 1.0), (1.0, 1e-9)])
 def test_what_float64_cannot_hide_is_refused(deviation: float, change: float) -> None:
-    with pytest.raises(InputError, match=r"^noise"):
+    with raises_input_error("noise"):
         Lattice.fitted(deviation, np.array([change]), np.array([1.0]), 1e4, 5)

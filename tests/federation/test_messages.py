@@ -32,6 +32,7 @@ from wflmc.apps.federation.server import Server, read_log, serve, trace_of
 from wflmc.privacy import Ledger
 from wflmc.support.errors import InputError, OverspendError
 
+from ..error_tools import raises_input_error
 from ..federation_tools import (
     FIRST,
     Federation,
@@ -387,7 +388,7 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(
     alone = open_device(tmp_path / "device-0")
     ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
     for known in (1e-8, 0.999, 1e8):
-        with pytest.raises(InputError, match=r"known .* itself knows of its channel"):
+        with raises_input_error("known", value=known):
             alone.answer(ask._replace(channel_estimate=known))
     assert alone.ledger is not None
     assert alone.ledger.spent[0] == 0
@@ -397,7 +398,7 @@ def test_a_request_of_another_run_is_refused(made: Federation) -> None:
     ask = asked(made, 0)
     content = write_request(ask, made.job.run, "once")
     assert read_request(content, made.job.run)[1] == "once"
-    with pytest.raises(InputError, match="to which this device has agreed"):
+    with raises_input_error("request", made.job.run, "another"):
         read_request(content, "another")
 
 
@@ -465,7 +466,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(
     alone.answer(ask)
     assert alone.ledger is not None
     spent = float(alone.ledger.spent[0])
-    with pytest.raises(InputError, match="another one for round"):
+    with raises_input_error("seed", "round 1"):
         alone.answer(ask._replace(theta=ask.theta + np.float32(1)))
     assert alone.ledger.spent[0] == spent
 

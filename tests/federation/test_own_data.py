@@ -24,6 +24,7 @@ from wflmc.apps.federation import device as device_module
 from wflmc.apps.federation import flower_server as serving
 from wflmc.apps.federation.deployment import why_stopped
 from wflmc.apps.federation.device import client_app, devices_in, open_device
+from wflmc.apps.federation.execution import STAND_IN
 from wflmc.apps.federation.flower_server import (
     Transport,
     check_ready,
@@ -152,9 +153,7 @@ def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(
     plan = json.loads((own_data.folder / "plan.json").read_text())
     assert plan["own_data"] is True
     assert plan["exact_w2_sq"] is plan["exact_ess_min"] is None
-    assert any(
-        "stand in for the devices' own" in warning for warning in summary["warnings"]
-    )
+    assert any(STAND_IN in warning for warning in summary["warnings"])
     assert summary["diagnosis"] is None
     diagnosis = strict(call("advise", own_data.folder, "--json")[1])["diagnosis"]
     assert all(

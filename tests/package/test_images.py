@@ -7,7 +7,8 @@ import pytest
 
 from wflmc.data import images
 from wflmc.data.images import CONSTANT, image_features, public_whitening
-from wflmc.support.errors import InputError
+
+from ..error_tools import raises_input_error
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +61,16 @@ def test_what_becomes_of_a_row_depends_on_no_other(public, monkeypatch, rows):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "key", "fact"),
     [
-        (lambda u: public_whitening(u, 0.0), "whiten_ridge = 0"),
-        (lambda u: public_whitening(u[0]), "whiten_from"),
-        (lambda u: public_whitening(np.full((3, 2), np.nan)), "finite public rows"),
-        (lambda u: public_whitening(u)(u[:, :4]), "as many as in the data"),
-        (lambda u: image_features("mnist", "mnist"), "another data set than mnist"),
-        (lambda u: images.image_whitening("emnist"), "mnist, fashion-mnist"),
+        (lambda u: public_whitening(u, 0.0), "whiten_ridge", 0.0),
+        (lambda u: public_whitening(u[0]), "whiten_from", "(6,)"),
+        (lambda u: public_whitening(np.full((3, 2), np.nan)), "whiten_from", "(3, 2)"),
+        (lambda u: public_whitening(u)(u[:, :4]), "whiten_from", "6 features"),
+        (lambda u: image_features("mnist", "mnist"), "whiten_from", "'mnist'"),
+        (lambda u: images.image_whitening("emnist"), "whiten_from", "'emnist'"),
     ],
 )
-def test_bad_public_data_are_refused(public, call, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_public_data_are_refused(public, call, key, fact):
+    with raises_input_error(key, fact):
         call(public)

@@ -7,7 +7,8 @@ import pytest
 
 from wflmc.data import scattering as module
 from wflmc.data.scattering import BATCH, cached_features, scattering_features, transform
-from wflmc.support.errors import InputError
+
+from ..error_tools import raises_input_error
 
 
 @pytest.fixture(autouse=True)
@@ -205,5 +206,5 @@ def test_an_interrupted_computation_leaves_no_file(images, tmp_path, monkeypatch
     [np.zeros((2, 32, 32)), np.zeros((0, 784)), np.zeros((2, 784), int), np.zeros(784)],
 )
 def test_other_arrays_are_refused(wrong):
-    with pytest.raises(InputError, match="28 x 28 pixels"):
+    with raises_input_error("images", wrong.shape):
         scattering_features(wrong)

@@ -21,6 +21,7 @@ from wflmc.scenario import build, validate
 from wflmc.scenario.files import load_data
 from wflmc.support.errors import InputError, Shown, fields_in_words, in_words
 
+from ..error_tools import raises_input_error
 from .test_package import modules
 
 SEED = 987654321
@@ -220,7 +221,7 @@ def test_no_error_shows_data(name):
 def test_no_error_shows_a_cell_of_a_file(tmp_path):
     path = tmp_path / "private.csv"
     path.write_text("a,y\n1,2\n123456.789 mg,4242\n")
-    with pytest.raises(InputError, match="line 3 has none in column 1") as caught:
+    with raises_input_error("data", "line 3", "column 1") as caught:
         load_data(path)
     unmarked(str(caught.value).replace(str(path), ""))
 

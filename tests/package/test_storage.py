@@ -33,6 +33,7 @@ from wflmc.support.storage import (
 )
 
 from ..cli_tools import strict
+from ..error_tools import names_key, raises_input_error
 from ..privacy.ledger_tools import PROMISE, losses_of
 
 SMALL = """
@@ -103,7 +104,7 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
             code, out, err = call("run", small, "--out", folder)
         check_failed(code, out, err, folder)
         failed |= {path for path in files_in(whole) if f"{folder / path};" in err}
-        resumed = f"wflmc run --resume {folder} goes on" in err
+        resumed = f"wflmc run --resume {folder}" in err
         code, _, err = call(
             "run", *(["--resume", folder] if resumed else [small, "--out", folder])
         )
@@ -132,7 +133,7 @@ def test_a_finished_run_is_as_it_was_where_the_next_one_has_no_room(
             "--set",
             "sampler.seed=1",
         )
-    assert "kept as ledger-1.jsonl" in err.splitlines()[0]
+    assert "ledger-1.jsonl" in err.splitlines()[0]
     check_failed(code, out, err.split("\n", 1)[1], folder)
     assert [(folder / name).read_bytes() for name in names] == before
 
@@ -263,9 +264,7 @@ def test_a_folder_in_use_is_refused_by_name(call, small, tmp_path):
         for arguments in commands:
             code, out, err = call(*arguments)
             assert (code, out) == (2, "")
-            assert err.startswith(f"wflmc: {arguments[-2]} = {str(folder)!r} ")
-            assert f"process {os.getpid()} is" in err
-            assert err.count("\n") == 1
+            assert names_key(err, arguments[-2], folder, f"process {os.getpid()}")
     assert files_in(folder) == before
     assert call("run", small, "--out", folder)[0] == 0
 
@@ -276,7 +275,7 @@ def test_a_lock_that_nobody_holds_locks_nothing(tmp_path):
         (tmp_path / ".lock").write_bytes(left)
         with (
             sole_writer(tmp_path),
-            pytest.raises(InputError, match=f"process {os.getpid()} is"),
+            raises_input_error("--out", tmp_path, f"process {os.getpid()}"),
             sole_writer(tmp_path),
         ):
             pass
@@ -340,8 +339,10 @@ def holder_of(kind, path):
 
 def test_a_killed_process_leaves_no_lock_on_a_folder(tmp_path):
     with holder_of("sole_writer", tmp_path) as process:
-        message = f"process {process.pid} is"
-        with pytest.raises(InputError, match=message), sole_writer(tmp_path):
+        with (
+            raises_input_error("--out", tmp_path, f"process {process.pid}"),
+            sole_writer(tmp_path),
+        ):
             pass
         process.kill()
         process.wait()

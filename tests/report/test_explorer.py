@@ -235,9 +235,9 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         assert result["regime_share"] == pytest.approx(plan.regime_share)
         assert result["gamma"] == pytest.approx(plan.gamma, rel=1e-12)
         loud = [
-            int(found[1])
-            for text in plan.warnings
-            if (found := re.match(r"In (\d+) of \d+ rounds the noise", text))
+            int(re.search(r"\d+", notice.text)[0])
+            for notice in plan.notices
+            if notice.code == "chains-may-be-lost"
         ]
         assert result["loud_rounds"] == sum(loud)
     assert {name for name, _, _ in seen} == set(REGIMES)

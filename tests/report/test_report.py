@@ -33,6 +33,7 @@ from wflmc.scenario import with_values
 from wflmc.support.errors import InputError
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 from .report_tools import Page, check_in_browser, in_browser
 
 GAUSSIAN = """
@@ -347,7 +348,7 @@ def edited(path, **changes):
 def test_a_damaged_file_is_named(copied, file, harm):
     folder = copied()
     harm(folder / file)
-    with pytest.raises(InputError, match=file):
+    with raises_input_error("report", folder / file):
         render_folder(folder)
 
 
@@ -362,12 +363,10 @@ def retold(folder, **changes):
 def test_a_plan_of_another_run(copied):
     folder = copied()
     retold(folder, privacy={"epsilon": 3.0}, link={"snr_db": 0.0})
-    with pytest.raises(
-        InputError, match=r"plan.json.*the hash in digests.json differs"
-    ):
+    with raises_input_error("report", folder / "plan.json", "digests.json"):
         render_folder(folder)
     (folder / "trace.nc").unlink()
-    with pytest.raises(InputError, match=r"plan\.json"):
+    with raises_input_error("report", folder / "plan.json"):
         render_folder(folder)
 
 
@@ -382,22 +381,20 @@ def test_a_scenario_or_a_trace_of_another_run(copied, file):
     else:
         with h5netcdf.File(folder / file, "a") as trace:
             trace["posterior"].attrs["scenario"] = changed
-    with pytest.raises(InputError, match=rf"{file}.*the hash in digests.json differs"):
+    with raises_input_error("report", folder / file, "digests.json"):
         render_folder(folder)
 
 
 def test_a_summary_of_another_run(copied):
     folder = copied()
     edited(folder / "summary.json", epsilon_spent=3.0)
-    with pytest.raises(
-        InputError, match=r"summary.json.*the hash in digests.json differs"
-    ):
+    with raises_input_error("report", folder / "summary.json", "digests.json"):
         render_folder(folder)
     folder = copied("kinetic")
     ledger = json.loads((folder / "summary.json").read_text())["ledger"]
     edited(folder / "summary.json", ledger=ledger | {"chain": "0" * 64})
     (folder / "digests.json").unlink()  # as of earlier versions
-    with pytest.raises(InputError, match=r"ledger.jsonl.*another run's ledger"):
+    with raises_input_error("report", folder / "ledger.jsonl", "summary.json"):
         render_folder(folder)
 
 
@@ -443,7 +440,7 @@ def test_data_are_never_replaced(copied):
     folder = copied()
     (folder / "notes.html").write_text("my notes")
     for name in ("summary.json", "ledger.jsonl", "new.json", "notes.html"):
-        with pytest.raises(InputError, match="--out"):
+        with raises_input_error("--out", folder / name):
             command(str(folder), False, str(folder / name))
     assert (folder / "notes.html").read_text() == "my notes"
     for _ in range(2):
@@ -573,7 +570,7 @@ def test_the_page_has_the_advice_that_was_asked_for(pages, copied):
         dataclasses.replace(read_run(copied("bare")), folder=folder)
     )
     (folder / "advice.json").write_text("{")
-    with pytest.raises(InputError, match=r"advice\.json"):
+    with raises_input_error("report", folder / "advice.json"):
         read_advice(folder)
 
 

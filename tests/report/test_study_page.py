@@ -16,8 +16,8 @@ from wflmc.apps.studies.paper.fig2_to_fig5 import Setting, point
 from wflmc.apps.studies.study import Claim, Row
 from wflmc.cli.report import render_folder
 from wflmc.planning.solvers.closed_form import DP, LMC, POWER
-from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
 from .report_tools import Page, check_in_browser
 
 
@@ -123,7 +123,7 @@ def test_a_study_that_is_not_finished(study):
 )
 def test_a_damaged_table_is_named(study, file, text):
     (study / file).write_text(text)
-    with pytest.raises(InputError, match=file):
+    with raises_input_error("report", study / file):
         render_folder(study)
 
 
@@ -178,7 +178,7 @@ def test_a_sweep(tmp_path):
     ]
     assert kinds == [("log", "log"), ("log", "linear")]
     (tmp_path / "sweep.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="keys such as"):
+    with raises_input_error("report", tmp_path / "sweep.csv"):
         render_folder(tmp_path)
 
 
@@ -197,9 +197,9 @@ def test_the_sweep_of_a_classifier_opens_on_how_well_it_predicts(tmp_path):
 
 
 def test_a_folder_of_something_else(tmp_path):
-    with pytest.raises(InputError, match="wflmc run"):
+    with raises_input_error("folder", "wflmc run"):
         render_folder(tmp_path)
-    with pytest.raises(InputError, match="wflmc run"):
+    with raises_input_error("folder", "wflmc run"):
         render_folder(tmp_path / "nothing")
 
 

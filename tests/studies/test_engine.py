@@ -20,6 +20,7 @@ from wflmc.apps.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
 from wflmc.apps.studies.study import Point, Row, Study, run_study
 
 from ..conftest import FULL
+from ..error_tools import raises_input_error
 
 
 def toy(calls, identity=None, fail_at=-1.0):
@@ -189,7 +190,7 @@ def test_a_point_that_fails_does_not_stop_the_others(tmp_path):
             raise KeyError("a bug")
         return study.measure(point, progress)
 
-    with pytest.raises(StudyError, match="2 of 4 points of toy failed"):
+    with pytest.raises(StudyError, match=r"2 of 4 .*\btoy\b"):
         run(study._replace(measure=measure), tmp_path, said)
     assert calls == [None, 2.0]
     assert len(files_in(tmp_path)) == 2
@@ -275,15 +276,13 @@ def test_a_worker_that_would_give_other_numbers_is_refused(software):
 
     assert ask() == {"y": 3}
     # A package of another version may not be able to read the work: it is refused before it tries.
-    with pytest.raises(StudyError, match=r"numpy .* instead of 1\.0"):
+    with pytest.raises(StudyError, match=r"numpy .*1\.0"):
         ask(software={**order["software"], "numpy": "1.0"}, work=b"what is this?")
-    with pytest.raises(StudyError, match="future none instead of 1"):
+    with pytest.raises(StudyError, match="future"):
         ask(software={**order["software"], "future": "1"})
     double = jax.config.jax_enable_x64
     try:
-        with pytest.raises(
-            StudyError, match=f"jax_enable_x64 {not double} instead of {double}"
-        ):
+        with pytest.raises(StudyError, match=f"jax_enable_x64 {not double}"):
             ask(settings={**order["settings"], "jax_enable_x64": not double})
         assert jax.config.jax_enable_x64 is not double
     finally:
@@ -296,7 +295,7 @@ def test_a_worker_that_cannot_be_used_ends_the_work(cluster, monkeypatch, softwa
     software()
     with pytest.raises(
         StudyError,
-        match=r"worker at tcp://127.* cannot be used: .*Finished points are kept",
+        match=r"tcp://127\..*pytest",
     ):
         list(cluster(lambda task, progress: {"y": task}, range(3), lambda _: None))
 
@@ -349,7 +348,7 @@ def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
     said = []
     there = open_engine(f"dask:{tmp_path}/none.json", None, said.append)
     with (
-        pytest.raises(wflmc.InputError, match="that a Dask scheduler has written"),
+        raises_input_error("--engine", tmp_path / "none.json"),
         there as engine,
     ):
         list(engine(lambda task, progress: {}, [1], lambda _: None))

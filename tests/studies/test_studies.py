@@ -20,8 +20,8 @@ from wflmc.data.sets import Features
 from wflmc.evaluation import estimate_w2_sq, floor_w2_sq
 from wflmc.posterior import Gaussian
 from wflmc.posterior.softmax import synthetic_labels
-from wflmc.support.errors import InputError
 
+from ..error_tools import raises_input_error
 from ..sampling.compile_tools import count_compilations
 
 
@@ -105,7 +105,7 @@ def test_the_floor_is_what_perfect_samples_give():
 
 def test_a_study_needs_two_experiments():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=3, examples=30)
-    with pytest.raises(InputError, match="at least 2"):
+    with raises_input_error("--experiments", value=1):
         multi_sample_study("fig6", MultiSample(posterior, experiments=1))
 
 

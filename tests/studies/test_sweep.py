@@ -20,10 +20,10 @@ from wflmc.runs.point import PointTask, measure
 from wflmc.scenario import load_scenario
 from wflmc.scenario.coverage import SELECTED
 from wflmc.scenario.files import file_digests
-from wflmc.support.errors import InputError
 
 from ..cli_tools import PATIENCE, strict
 from ..conftest import FULL, count
+from ..error_tools import names_key, raises_input_error
 from .sweep_tools import held_sweep, kept, wait_until_gone
 
 SMALL = """
@@ -124,41 +124,40 @@ def test_grids(text, values):
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("text", "fact"),
     [
-        ("a.b", "of the form KEY=a:b:step"),
-        ("=1,2", "of the form"),
-        ("a.b=", "of the form"),
-        ("a.b=1,,2", "empty values"),
-        ("a.b=0:1:0", "leads from 0 to 1"),
-        ("a.b=0:1:-0.5", "leads from 0 to 1"),
-        ("a.b=1:0:0.5", "leads from 1 to 0"),
-        ("a.b=0:1:0.3", "would end at 0.9"),
-        ("a.b=0:40:3", "would end at 39"),
-        ("a.b=0:10", "three numbers"),
-        ("a.b=0:ten:1", "three numbers"),
-        ("a.b=0:inf:1", "three numbers"),
-        ("a.b=0:1:0.5,3", "either one range or a list"),
-        ("a.b=1,1.0", "values that differ"),
-        ("a.b=0:1:1e-9", "at most"),
-        ("a.b=0:1e400:1e399", "three numbers"),
-        ("a.b=0:1:1e-999999999", "three numbers"),
-        ("a.b=x,'x'", "values that differ"),
-        ("a.b=[1,2],[1, 2]", "values that differ"),
+        ("a.b", "KEY=a:b:step"),
+        ("=1,2", "KEY=a:b:step"),
+        ("a.b=", "KEY=a:b:step"),
+        ("a.b=1,,2", "empty"),
+        ("a.b=0:1:0", "0 to 1"),
+        ("a.b=0:1:-0.5", "0 to 1"),
+        ("a.b=1:0:0.5", "1 to 0"),
+        ("a.b=0:1:0.3", "0.9"),
+        ("a.b=0:40:3", "39.0"),
+        ("a.b=0:10", "a:b:step"),
+        ("a.b=0:ten:1", "a:b:step"),
+        ("a.b=0:inf:1", "a:b:step"),
+        ("a.b=0:1:0.5,3", "either"),
+        ("a.b=1,1.0", "differ"),
+        ("a.b=0:1:1e-9", "1,000,000"),
+        ("a.b=0:1e400:1e399", "a:b:step"),
+        ("a.b=0:1:1e-999999999", "a:b:step"),
+        ("a.b=x,'x'", "differ"),
+        ("a.b=[1,2],[1, 2]", "differ"),
     ],
 )
-def test_grids_that_are_refused(text, part):
-    with pytest.raises(InputError, match="--grid") as error:
+def test_grids_that_are_refused(text, fact):
+    with raises_input_error("--grid", fact, value=text):
         parse_grid(text)
-    assert part in str(error.value)
 
 
 def test_the_first_key_is_the_slowest():
     grids = [Grid("a", ("1", "2")), Grid("b", ("x", "y", "z"))]
     assert points(grids) == [(a, b) for a in "12" for b in "xyz"]
-    with pytest.raises(InputError, match="keys that differ"):
+    with raises_input_error("--grid", value="a"):
         points([grids[0], grids[0]])
-    with pytest.raises(InputError, match="at most"):
+    with raises_input_error("--grid", "1,000,000,000"):
         points([Grid(key, tuple(map(str, range(1000)))) for key in "abc"])
 
 
@@ -254,22 +253,22 @@ def test_plans_alone(sweep, tmp_path):
     ("arguments", "parts"),
     [
         ([], ["--grid"]),
-        (["--grid", "link=1,2"], ["--grid = ['link=1,2']", "of the form KEY="]),
-        (["--grid", "link.snr=1,2"], ["link.snr", "did you mean link.snr_db?"]),
+        (["--grid", "link=1,2"], ["--grid = ['link=1,2']", "KEY="]),
+        (["--grid", "link.snr=1,2"], ["link.snr", "link.snr_db"]),
         (["--grid", "link.snr_db=10,loud"], ["link.snr_db", "'loud'"]),
         (["--grid", "privacy.epsilon=1,-1"], ["--grid privacy.epsilon", "-1"]),
         (["--grid", "policy.power=equal,best"], ["policy.power", "'best'"]),
         (
             ["--grid", "posterior.data=a.npz,b.npz"],
-            ["posterior.data", "a.npz", "can be read"],
+            ["posterior.data", "a.npz"],
         ),
         (
             ["--grid", "link.snr_db=1,2", "--set", "link.snr_db=3"],
-            ["--set", "--grid gives this one"],
+            ["--set", "--grid"],
         ),
         (
             ["--grid", "link.snr_db=1,2", "--engine", "spark"],
-            ["--engine", "local, dask"],
+            ["--engine", "'spark'"],
         ),
         (["--grid", "link.snr_db=1,2", "--engine", "dask:"], ["--engine"]),
         (
@@ -356,7 +355,7 @@ def test_results_belong_to_the_content_of_files(sweep, tmp_path):
     write("moved.npz")
     assert sweep("--set", "posterior.data=moved.npz", *once)[1]["cached"] == 0
     # A worker that has another file does not compute with it.
-    with pytest.raises(InputError, match="the same file for all workers"):
+    with raises_input_error("posterior.data"):
         measure(task, lambda _: None)
 
 
@@ -365,7 +364,7 @@ def test_without_dask(sweep, monkeypatch):
     monkeypatch.delitem(sys.modules, "wflmc.apps.studies.cluster", raising=False)
     code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", "dask")
     assert code == 2
-    assert "pip install 'wflmc[dask]'" in err
+    assert names_key(err, "--engine", "pip install 'wflmc[dask]'")
 
 
 # Workers that die
@@ -457,5 +456,4 @@ def test_no_scheduler_there(sweep, monkeypatch):
         address = f"dask:tcp://127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = sweep("--grid", "link.snr_db=1,2", "--engine", address)
     assert code == 2
-    assert "where a Dask scheduler answers" in err
-    assert address in err
+    assert names_key(err, "--engine", address)

@@ -22,6 +22,8 @@ from wflmc.sums.norms import additions, sum_squares
 from wflmc.sums.pairs import Pair, plus, times, two_sum
 from wflmc.sums.records import Records, sum_records
 
+from ..error_tools import raises_input_error
+
 FLOATS = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-20)
 
 
@@ -222,15 +224,9 @@ def test_a_plan_says_how_much_less_it_clips():
     )
     assert ignored.rounding == 0
     unlike = wflmc.Privacy(1, 1e-5, [1.0, 1.0, 1.0, 1e7])
-    with pytest.raises(
-        wflmc.InputError,
-        match=r"clip = \[1.0, 10000000.0\] .* nearer to one another",
-    ):
+    with raises_input_error("clip", section="privacy", value=[1.0, 1e7]):
         wflmc.plan(posterior, link, unlike, **keywords)
-    with pytest.raises(
-        wflmc.InputError,
-        match=r"example_clip = .*1e-09.* only to within",
-    ):
+    with raises_input_error("example_clip", "1e-09", section="privacy"):
         wflmc.plan(
             posterior,
             link,

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 import wflmc
-from wflmc import InputError, PrivateClassifier, PrivateRegressor, channel
+from wflmc import PrivateClassifier, PrivateRegressor, channel
 from wflmc.apps.tables import estimators, folder, scaling, selection
 from wflmc.apps.tables import settings as chosen
 from wflmc.apps.tables.audit import audit_fit
@@ -27,6 +27,7 @@ from wflmc.privacy import Ledger, Privacy, releases
 from wflmc.privacy.lattice import Lattice
 
 from ..conftest import FULL, count
+from ..error_tools import raises_input_error
 
 PROMISE = Privacy(3.0, 1e-5, unit="record", example_clip=1.0)
 FEW = Settings(clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0)
@@ -147,13 +148,9 @@ def test_every_further_fit_warns_that_it_spends_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(X, y)
-    with pytest.warns(
-        estimators.PrivacyWarning, match="fit number 2 of this estimator and its clones"
-    ):
+    with pytest.warns(estimators.PrivacyWarning, match=r"\b2\b"):
         clone(model).fit(X, y)
-    with pytest.warns(
-        estimators.PrivacyWarning, match="fit number 3 .* spends up to ε = 3 again"
-    ):
+    with pytest.warns(estimators.PrivacyWarning, match=r"\b3 .*ε = 3\b"):
         model.fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -165,19 +162,17 @@ def test_every_further_fit_warns_that_it_spends_again():
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(60)
-    with pytest.warns(estimators.PrivacyWarning, match="delta = 0.1 is above 1/60"):
+    with pytest.warns(estimators.PrivacyWarning, match=r"delta = 0\.1\b.*1/60"):
         model = PrivateClassifier(
             delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0
         ).fit(X, y)
     fit = folder.describe(model, folder.TableRows(X[:0], y[:0], np.zeros(0, int), []))
     assert not folder.prediction_warnings(fit)
     assert (
-        "no better than guessing"
-        in folder.prediction_warnings(fit.model_copy(update={"nll": 0.7}))[0]
+        "guessing" in folder.prediction_warnings(fit.model_copy(update={"nll": 0.7}))[0]
     )
     assert (
-        "no better than a constant"
-        in folder.prediction_warnings(fit.model_copy(update={"r2": -0.1}))[0]
+        "constant" in folder.prediction_warnings(fit.model_copy(update={"r2": -0.1}))[0]
     )
 
 
@@ -404,18 +399,18 @@ def test_a_radio_link_carries_a_fit(unit):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "keywords", "words"),
+    ("arguments", "keywords", "key", "facts"),
     [
-        ({"unit": "device"}, {}, "which device holds each row"),
-        ({}, {"devices": [1, 2]}, "one for each of"),
-        ({"ranges": [[0, 1]]}, {}, "least and largest of every feature"),
-        ({"classes": ["no", "maybe"]}, {}, "labelled by no, maybe"),
-        ({"epsilon": -1}, {}, "epsilon"),
-        ({"adjacency": "other"}, {}, "adjacency"),
+        ({"unit": "device"}, {}, "devices", ("missing",)),
+        ({}, {"devices": [1, 2]}, "devices", ("(2,)", "40 rows")),
+        ({"ranges": [[0, 1]]}, {}, "ranges", ("(1, 2)", "[3, 2]")),
+        ({"classes": ["no", "maybe"]}, {}, "data", ("y[0]", "no, maybe")),
+        ({"epsilon": -1}, {}, "epsilon", (-1,)),
+        ({"adjacency": "other"}, {}, "adjacency", ("'other'",)),
     ],
 )
-def test_wrong_input_is_one_sentence(arguments, keywords, words):
-    with pytest.raises(InputError, match=words):
+def test_wrong_input_is_one_sentence(arguments, keywords, key, facts):
+    with raises_input_error(key, *facts):
         PrivateClassifier(settings=FEW, random_state=0, **arguments).fit(
             *two_clusters(40), **keywords
         )

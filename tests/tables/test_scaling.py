@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wflmc
-from wflmc import InputError, channel
+from wflmc import channel
 from wflmc.apps.tables import scaling
 from wflmc.apps.tables.scaling import ReleaseTerms
 from wflmc.privacy import Privacy, releases
+
+from ..error_tools import raises_input_error
 
 KEY = jax.random.key(3)
 BIG = 1e6
@@ -154,7 +156,7 @@ def test_a_weak_link_adds_its_own_noise():
 
 
 def test_wrong_ranges_are_refused():
-    with pytest.raises(InputError, match="the smaller one first"):
+    with raises_input_error("ranges", "6 columns"):
         scaling.release_scaling(
             KEY,
             columns(10),
