@@ -188,6 +188,24 @@ def test_a_model_of_the_plan_alone():
     assert_same(forecast(plan, model), forecast_by_rounds(plan, model))
 
 
+@pytest.mark.parametrize("devices", [1, 2, 5])
+def test_a_model_of_the_plan_alone_has_its_mode_where_gradients_add_up_to_zero(devices):
+    """Else chains would seem to be off by as much, at odd numbers of devices."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices, examples=200)
+    plan = wflmc.plan(
+        posterior,
+        wflmc.Link(channel.static(), snr_db=60),
+        wflmc.Privacy(clip=1e6),
+        step_size=0.1 / (posterior.mu + posterior.L),
+        burn_in=200,
+        samples=50,
+    )
+    model = model_of(plan, None)
+    np.testing.assert_allclose(model.cost.gradients_at_mode.sum(0), 0, atol=1e-9)
+    exact = forecast(plan, model_of(plan, posterior))
+    assert forecast(plan, model).w2_sq == pytest.approx(exact.w2_sq, rel=0.5)
+
+
 @pytest.mark.parametrize("count", [20, 500])
 def test_what_is_left_of_clipped_examples(count):
     """The table between its points, and the slopes that Newton's method takes, against plain means."""

@@ -106,10 +106,11 @@ def _model_of_plan(plan: Plan) -> ForecastModel:
     if np.isfinite(plan.initial_w2_sq):
         start_w2_sq = max(plan.initial_w2_sq, 0.0)
     distance = np.full(dim, (start_w2_sq / plan.dim) ** 0.5)
-    # Of data that the model describes well, a device's gradient at the mode varies by
-    # its share of the curvature.
+    # Of data that follow the model, the square of a device's gradient at the mode is
+    # its part of the curvature, on average.
     is_positive = (np.arange(devices)[:, None] + np.arange(dim)) % 2
     signs = np.where(is_positive, 1.0, -1.0)
+    signs -= signs.mean(0)  # at the mode gradients add up to zero
     deviation = np.sqrt(precision * plan.dim / (dim * devices))
     cost = Quadratic(
         precision=precision,
