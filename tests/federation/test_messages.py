@@ -466,7 +466,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(
     alone.answer(ask)
     assert alone.ledger is not None
     spent = float(alone.ledger.spent[0])
-    with raises_input_error("seed", "round 1"):
+    with raises_input_error("request", "round 1"):
         alone.answer(ask._replace(theta=ask.theta + np.float32(1)))
     assert alone.ledger.spent[0] == spent
 
