@@ -521,6 +521,13 @@ def test_server_certificates_need_the_authority_s_key(tmp_path):
     _handshake(tmp_path, tmp_path / "ca.crt", "localhost")
 
 
+def test_a_host_name_of_a_certificate_is_ascii(tmp_path):
+    write_authority(tmp_path)
+    with pytest.raises(InputError, match="ASCII"):
+        write_server_certificate(tmp_path, tmp_path, ["bücher.example"])
+    assert not (tmp_path / "server.key").exists()
+
+
 def test_a_renewed_certificate_is_of_the_same_authority(folder, tmp_path, monkeypatch):
     """Where the folders of server and devices have moved to their machines."""
     authority, new = folder / "ca", tmp_path / "renewed"

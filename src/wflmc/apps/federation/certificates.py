@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from wflmc.support.errors import InputError
 from wflmc.support.storage import replacing
 
 Key = ec.EllipticCurvePrivateKey
@@ -50,7 +51,7 @@ def write_authority(folder: Path) -> None:
     """Write a certificate authority of the federation's own into a folder.
 
     Its ca.key signs certificates of the server: whoever has it can pretend to be the
-    server. Devices get its ca.crt. An authority that is there is replaced; certificates
+    server. Devices get its ca.crt. An authority that exists is replaced; certificates
     that it has signed are not valid under the new one.
 
     Args:
@@ -87,15 +88,16 @@ def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) ->
         hosts: names and addresses by which devices reach the server.
 
     Raises:
-        FileNotFoundError: the authority's files are not there.
+        FileNotFoundError: the authority's files do not exist.
+        InputError: a name is not in ASCII.
     """
+    names = [_host(host) for host in hosts]
     key_bytes = (authority / "ca.key").read_bytes()
     signer = serialization.load_pem_private_key(key_bytes, None)
     assert isinstance(signer, Key)
     authority_bytes = (authority / "ca.crt").read_bytes()
     issuer = x509.load_pem_x509_certificate(authority_bytes).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = [_host(host) for host in hosts]
     signer_key = signer.public_key()
     extensions = {
         x509.BasicConstraints(ca=False, path_length=None): True,
@@ -124,7 +126,7 @@ def write_device_key(folder: Path) -> None:
     (`wflmc.apps.federation.registration`).
 
     Args:
-        folder: of the device; a key that is there is replaced.
+        folder: of the device; a key that exists is replaced.
     """
     key = _write_key(folder / "key", PrivateFormat.OpenSSH)
     public_key = key.public_key()
@@ -182,6 +184,9 @@ def _host(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
+        if not text.isascii():
+            expected = "an address or a name in ASCII, such as xn--bcher-kva.example"
+            raise InputError("host", text, expected) from None
         return x509.DNSName(text)
 
 
@@ -193,5 +198,5 @@ if __name__ == "__main__":
         )
     try:
         write_server_certificate(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
-    except OSError as problem:
+    except (OSError, InputError) as problem:
         sys.exit(str(problem))

@@ -356,7 +356,9 @@ class Loopback:
         self.notify = notify
         self.state = self.folder / "loopback"
         self.environment = environment(self.state / "flwr")
-        self.rounds = len(Job.load(self.server).plan.rounds)
+        plan = Job.load(self.server).plan
+        self.rounds = len(plan.rounds)
+        self.devices = plan.devices
         self.port = port or free_port()
         self.processes: dict[str, LoggedProcess] = {}
         self._reported_rounds = 0
@@ -413,8 +415,7 @@ class Loopback:
             DeploymentError: a process did not come up, or the run was not completed.
         """
         self.start_superlink()
-        device_folders = list(self.folder.glob(DEVICE.format("*")))
-        for device in range(len(device_folders)):
+        for device in range(self.devices):
             self.start_supernode(device)
         self.wait(self.submit(deadline), progress)
 
@@ -443,7 +444,8 @@ class Loopback:
         """Start the SuperNode of a device, and do not wait until it is connected.
 
         It runs in the folder of the device, with a state of Flower's own. A run waits
-        for its devices before the first round.
+        for its devices before the first round. If the SuperNode is started again, its
+        log goes on in the same file: what ended it before stays there.
 
         Args:
             device: its number.
@@ -451,7 +453,13 @@ class Loopback:
         name = DEVICE.format(device)
         command = supernode_command(self.address, free_port())
         own_environment = environment(self.state / name)
-        self._start(name, command, self.folder / name, own_environment)
+        self._start(
+            name,
+            command,
+            self.folder / name,
+            own_environment,
+            appends=name in self.processes,
+        )
 
     def submit(
         self,
@@ -519,10 +527,15 @@ class Loopback:
         command: list[str],
         folder: Path,
         process_environment: Mapping[str, str],
+        *,
+        appends: bool = False,
     ) -> LoggedProcess:
-        """Start a process in its own session, so that Ctrl-C reaches only this one."""
+        """Start a process in its own session, so that Ctrl-C reaches only this one.
+
+        Its log replaces that of an earlier process, unless it is appended to it.
+        """
         log = self.state / f"{name}.log"
-        with log.open("wb") as file:
+        with log.open("ab" if appends else "wb") as file:
             process = psutil.Popen(
                 command,
                 cwd=folder,

@@ -113,8 +113,8 @@ LATE_MESSAGES = (
     "the devices that sent them."
 )
 SPARE_NOISE = (
-    "To tolerate {} absences, every device adds 1/{} of the noise: if all send, sums "
-    "have up to {:.3g} times as much."
+    "To tolerate {} absences, every device adds 1/{} of the noise: if all transmit, a "
+    "sum has up to {:.3g} times the noise that was planned."
 )
 ABSENCES = (
     "Absences of scheduled devices: {}. {} of the plan, in which all of them transmit."
@@ -146,7 +146,7 @@ class Account(TypedDict):
     releases: int
     own_data: bool
     asked: list[int]
-    """How many devices were sent a request, by round."""
+    """How many devices each round counted on, see `RoundLog`."""
     sent: list[int]
     """How many devices sent, by round."""
     absences: int

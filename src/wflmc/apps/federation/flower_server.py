@@ -4,9 +4,9 @@ Devices are in Flower's simulation engine (`run_in_engine`), or on machines of t
 own: `app` runs beside a SuperLink, and runs all rounds of the job in its folder that
 are left. Its run config:
 
-    folder      the server's folder, with job.npz and job.json, and the nodes.json that
-                was written when keys were registered: a device is the node with its
-                key, and no other
+    folder      the server's folder, with plan.npz, job.npz and job.json, and the
+                nodes.json that was written when keys were registered: a device is the
+                node with its key, and no other
     deadline    seconds that a round waits; a device that is late did not transmit
     wait        seconds to wait for devices before the first round, and for any of them
                 later on
@@ -81,7 +81,7 @@ GRADIENT = "query.gradient"
 """The type of messages with the request of a round."""
 NOT_STARTED = (
     "No round was begun and nobody was charged. Repeat the same command when this is "
-    "mended, or disconnect these devices to go on without them."
+    "repaired, or disconnect these devices to go on without them."
 )
 """The end of an error about devices that cannot use their data."""
 

@@ -79,8 +79,9 @@ class Terms:
     step: Finite
     """Its messages are multiples of this step of the lattice, where it adds noise."""
     factor: Finite
-    """What a round costs in units of 2 (α r ℓ)²/N0: more where messages are seen one by
-    one, or where channels are known badly."""
+    """What a round costs in units of 2 (α r s)²/N0, with the `sensitivity` s: more than
+    1 where several chains are released, messages are seen one by one, or channels are
+    known badly."""
     power: Positive
     """P: the largest ‖x‖² that it may transmit."""
     enforced: bool

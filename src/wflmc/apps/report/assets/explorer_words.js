@@ -47,11 +47,11 @@ function cautions(state, result) {
   if (result.loud_rounds) {
     found.push(
       `In ${result.loud_rounds} of ${state.rounds} rounds the noise exceeds what all clipped gradients together ` +
-      "can undo (η\u00a0K\u00a0ℓ). The bound ignores clipping, and chains may not come back.",
+      "can undo (η\u00a0K\u00a0ℓ). The bound ignores clipping, and chains may be lost.",
     );
   }
   if (result.objective > 10 * state.initial_w2_sq) {
-    found.push("The bound is far above the distance at the start: it says nothing here.");
+    found.push("The bound is far above the distance at the start, so it is of no use here.");
   }
   return found.join(" ");
 }
@@ -61,7 +61,7 @@ function scenarioText(state, result) {
   const { devices, rounds, unit } = state;
   return [
     `# ${NAMES[result.regime]}, bound on W2² ${shown(result.objective)} after ${rounds} rounds (Theorem 1).`,
-    "# Data are synthetic; mu, L and initial_w2_sq stand for those of your own.",
+    "# The data are synthetic; mu, L and initial_w2_sq stand for those of your data.",
     "[posterior]", 'model = "gaussian"', `devices = ${devices}`, `dim = ${state.dim}`,
     ...(devices > 1200 ? [`examples = ${devices}`] : []),
     `mu = ${real(state.mu)}`, `L = ${real(state.L)}`, `initial_w2_sq = ${real(state.initial_w2_sq)}`,
