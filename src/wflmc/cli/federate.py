@@ -1,4 +1,7 @@
-"""`wflmc federate`: the rounds of a scenario between a server and devices that hold their own data, on Flower."""
+"""`wflmc federate`: a scenario between a server and devices, on Flower.
+
+Devices hold their own data, and the server the plan and the ledger.
+"""
 
 import importlib.util
 import os
@@ -13,10 +16,17 @@ from wflmc.support.storage import output_folder
 if TYPE_CHECKING:
     from wflmc.apps.federation.execution import Account
 
-RUNTIMES = "simulation (Flower's engine), process (all in this one), or deployment (processes here, TLS, keys)."
+RUNTIMES = (
+    "simulation (Flower's engine), process (all in this one), or deployment (processes "
+    "here, TLS, keys)."
+)
 NOISES = (
-    "Who adds it: channel (emulated), devices (each its share), or simulated (from the seed, protects nobody: the "
-    "default unless --prepare is given)."
+    "Who adds it: channel (emulated), devices (each its share), or simulated (from the "
+    "seed, protects nobody: the default unless --prepare is given)."
+)
+INSTALL_FLOWER = (
+    "used with Flower, which is missing: pip install 'wflmc[flower]' (in a checkout: "
+    "-e '.[flower]')"
 )
 UNCOMPARED = (
     "distance to posterior    not known: the server never sees the devices' own "
@@ -59,23 +69,23 @@ def command(
     address: Annotated[str | None, option("HOST:PORT", ADDRESS)] = None,
     as_json: shared.AsJson = False,
 ) -> None:
-    """Run a scenario as a federation on Flower: the server holds the plan and the ledger, each device its own data.
+    """Run a scenario as a federation on Flower: the server holds the plan and the
+    ledger, each device its own data.
 
-    With simulated noise and the same seed the chains are those of `wflmc run`. The same command goes on with a
-    federation that was stopped.
+    With simulated noise and the same seed the chains are those of `wflmc run`. The same
+    command goes on with a federation that was stopped.
 
     Example: wflmc federate scenario.toml --out results
     """
     if importlib.util.find_spec("flwr") is None:
-        allowed = "used with Flower, which is missing: pip install 'wflmc[flower]' (in a checkout: -e '.[flower]')"
-        raise InputError("--runtime", runtime, allowed)
+        raise InputError("--runtime", runtime, INSTALL_FLOWER)
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     from wflmc.apps.federation.execution import FederationOptions, run_federation
     from wflmc.apps.report import run_figures
 
     shared.cache_compilations()
-    given = FederationOptions(
+    options = FederationOptions(
         scenario,
         overrides,
         runtime,
@@ -88,23 +98,23 @@ def command(
         own_data,
         address,
     )
-    given.check()
-    with (
-        output_folder(out) as folder,
-        renamed_keys({"ledger": "--ledger"} if ledger else {}),
-    ):
-        asked, summary, evaluation, files = run_federation(
-            given, folder, progress_bar, shared.note
+    options.check()
+    option_names = {"ledger": "--ledger"} if ledger else {}
+    with output_folder(out) as folder, renamed_keys(option_names):
+        run_scenario, summary, evaluation, files = run_federation(
+            options, folder, progress_bar, shared.note
         )
         if evaluation is not None:
-            files += run_figures.draw_scores(evaluation, asked, folder)
+            files += run_figures.draw_scores(evaluation, run_scenario, folder)
     shared.warn(summary["warnings"])
     if evaluation is None:
         lines = [
-            f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the server and on every device."
+            f"Prepared in {summary['folder']}: COMMANDS.md says what to type on the "
+            "server and on every device."
         ]
     else:
-        # ε of the plan is not that of the ledger, and devices do not tell how often they clip.
+        # ε of the plan is not that of the ledger, and devices do not report how often
+        # they clip.
         measured = [
             *evaluation.lines_of_samples,
             *_federation_lines(summary["federation"]),
@@ -116,18 +126,13 @@ def command(
 
 def _federation_lines(federation: "Account") -> list[str]:
     """Return lines about messages, and about ε by the ledger."""
-    asked, sent, spent = (
-        federation["asked"],
-        federation["sent"],
-        federation["epsilon_spent"],
-    )
-    lines = [
-        f"messages                 {sum(sent)} of {sum(asked)} in {len(sent)} rounds (absences: rounds.jsonl)"
-    ]
+    sent = federation["sent"]
+    spent = federation["epsilon_spent"]
+    counts = f"{sum(sent)} of {sum(federation['asked'])} in {len(sent)} rounds"
+    lines = [f"messages                 {counts} (absences: rounds.jsonl)"]
     if federation["own_data"]:
         lines.insert(0, UNCOMPARED)
     if spent is not None:
-        lines.append(
-            f"ε by the ledger          {spent:.4g} for the worst device ({federation['adjacency']})"
-        )
+        device = f"the worst device ({federation['adjacency']})"
+        lines.append(f"ε by the ledger          {spent:.4g} for {device}")
     return lines

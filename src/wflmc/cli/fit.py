@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from wflmc.support.errors import InputError, renamed_keys
 
 if TYPE_CHECKING:
     from wflmc.apps.tables.folder import FitRequest
+    from wflmc.apps.tables.schema import Missing, Task
 
 KIND = "classification or regression; by the target's values by default."
 SELECT = "Choose among the best settings by private selection, paid from ε."
@@ -62,25 +63,56 @@ def make_request(
     ] = 0.25,
     private: Annotated[bool, flag("--select", SELECT)] = False,
 ) -> "FitRequest":
-    """Return the request of the options that `fit` and `tune` have in common, files read."""
-    given = dict(locals())
+    """Return the request that the options of `fit` and `tune` have in common make.
+
+    The scenario of --link and the declarations of --schema are read; the table is not.
+    Each parameter is an option of these commands, with its help text.
+
+    Raises:
+        InputError: one of these files cannot be read.
+    """
     from wflmc.apps.tables.folder import FitRequest
     from wflmc.apps.tables.schema import read_declarations
     from wflmc.scenario import build_link, load_scenario
 
+    # Other texts than these types have are refused with the table.
+    request = FitRequest(
+        table=table,
+        target=target,
+        epsilon=epsilon,
+        delta=delta,
+        device=device,
+        devices=devices,
+        task=cast("Task | None", task),
+        unit=unit,
+        adjacency=adjacency,
+        link=None,
+        id=id,
+        missing=cast("Missing | None", missing),
+        test=test,
+        private=private,
+    )
     if schema is not None:
-        given["declared"] = read_declarations(schema, "--schema")
-    given["link"] = None if link is None else build_link(load_scenario(link))
-    del given["schema"]
-    return FitRequest(**given)
+        request = request._replace(declared=read_declarations(schema, "--schema"))
+    if link is not None:
+        request = request._replace(link=build_link(load_scenario(link)))
+    return request
 
 
 def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `make_request` before its own, and call it with their request first."""
-    common, (_, *own) = (
-        inspect.signature(make_request).parameters,
-        inspect.signature(command).parameters.values(),
-    )
+    """Return a command with the options of `make_request` before its own ones.
+
+    Errors name options, and missing packages are reported with the extra that brings
+    them.
+
+    Args:
+        command: takes the request that these options make, and then its own options.
+
+    Returns:
+        The command as typer takes it, with a signature of all options.
+    """
+    common = inspect.signature(make_request).parameters
+    _, *further = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
@@ -90,9 +122,12 @@ def about_a_table(command: Callable[..., None]) -> Callable[..., None]:
             command(request, **options)
 
     parameters = [
-        each.replace(kind=each.KEYWORD_ONLY) for each in (*common.values(), *own)
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in (*common.values(), *further)
     ]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
@@ -114,11 +149,14 @@ def command(
     ] = "secret",
     as_json: AsJson = False,
 ) -> None:
-    """Fit a private model to a table: scaling, settings and sampling, all paid from one ε.
+    """Fit a private model to a table: scaling, settings and sampling, all paid from
+    one ε.
 
-    Devices are simulated in this process. Predictions may be shown; fit.json has scores that ε does not cover.
+    Devices are simulated in this process. Predictions may be shown; fit.json has scores
+    that ε does not cover.
 
-    Example: wflmc fit patients.csv --target diagnosis --device hospital --epsilon 3 --delta 1e-5 --out model
+    Example: wflmc fit patients.csv --target diagnosis --device hospital --epsilon 3
+    --delta 1e-5 --out model
     """
     from wflmc.apps.report.text import fit_lines
     from wflmc.apps.tables.folder import fit_table
@@ -136,16 +174,22 @@ def command(
     ):
         try:
             document = fit_table(
-                request, folder, lambda done, total: advance(100 * done / total)
+                request,
+                folder,
+                lambda completed, total: advance(100 * completed / total),
             )
         except KeyboardInterrupt:
-            if (folder / "ledger.jsonl").exists():
+            ledger = folder / "ledger.jsonl"
+            if ledger.exists():
                 shared.note(
-                    f"{folder / 'ledger.jsonl'} has what was spent so far; fit again into a new folder."
+                    f"{ledger} has what was spent so far; fit again into a new folder."
                 )
             raise
     shared.warn(document.warnings)
-    written = f"Written to {out}: wflmc predict {out} TABLE --out predictions.csv; wflmc report {out}"
+    written = (
+        f"Written to {out}: wflmc predict {out} TABLE --out predictions.csv; wflmc "
+        f"report {out}"
+    )
     shared.print_result(document.model_dump(), [*fit_lines(document), written], as_json)
 
 

@@ -25,27 +25,20 @@ def command(
     """
     folder = Path(name).expanduser()
     if folder.suffix == ".toml":
-        raise InputError(
-            "NAME", name, "the name of a folder; a scenario.toml is made in it"
-        )
+        requirement = "the name of a folder; a scenario.toml is made in it"
+        raise InputError("NAME", name, requirement)
     with removed_if_empty(folder), ExitStack() as stack:
         try:
             folder.mkdir(parents=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError(
-                "NAME",
-                name,
-                "the name of a new folder; there is something of that name",
-            ) from None
+            requirement = "the name of a new folder; there is something of that name"
+            raise InputError("NAME", name, requirement) from None
+        templates = resources.files("wflmc.cli").joinpath("templates")
         for template in TEMPLATES:
             file = stack.enter_context(replacing(folder / template))
-            file.write(
-                resources.files("wflmc.cli")
-                .joinpath("templates", template)
-                .read_bytes()
-            )
+            file.write(templates.joinpath(template).read_bytes())
             file.flush()
     scenario, model = (shlex.quote(str(folder / template)) for template in TEMPLATES)
-    print(
-        f"Written to {name}: {', '.join(TEMPLATES)}. Next:\n  wflmc plan {scenario}\n  python {model}"
-    )
+    print(f"Written to {name}: {', '.join(TEMPLATES)}. Next:")
+    print(f"  wflmc plan {scenario}")
+    print(f"  python {model}")

@@ -1,4 +1,4 @@
-"""`wflmc plan`: the plan of a scenario, or the smallest value of a key that reaches a target."""
+"""`wflmc plan`: the plan of a scenario, or the value of a key that reaches a target."""
 
 import time
 from importlib.util import find_spec
@@ -15,9 +15,16 @@ from wflmc.support.storage import output_folder
 
 OPTIONS = {"solver": "--solver", "ledger": "--ledger"}
 """Options by the argument of the library that they become."""
-SOLVE_FOR = "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches --target."
+SOLVE_FOR = (
+    "Find the smallest link.snr_db, privacy.epsilon or sampler.burn_in that reaches "
+    "--target."
+)
 INSTALL = "used with it: pip install 'wflmc[dp]'"
 NO_ADVICE = "Do not search for changes that would help: one plan is made."
+MAX_PLANS_FOR_BURN_IN = 330
+"""Plans that a search for the number of burn-in rounds makes at most, for its bar."""
+MAX_PLANS_FOR_VALUE = 60
+"""Plans that a search for an SNR or ε makes at most, for its bar."""
 
 
 def command(
@@ -48,15 +55,16 @@ def command(
     ] = None,
     no_advice: Annotated[bool, flag("--no-advice", NO_ADVICE)] = False,
 ) -> None:
-    """Plan which devices transmit in every round and with which power, and bound the distance to the posterior.
+    """Plan which devices transmit in every round and with which power, and bound the
+    distance to the posterior.
 
     Exit code 1 if no value of the --solve-for key reaches the target.
 
-    The diagnosis names what keeps samples from the posterior and which setting would help; to find out, plans with one
-    setting changed are made.
+    The diagnosis names what keeps samples from the posterior and which setting would
+    help; to find out, plans with one setting changed are made.
 
-    Other packages can add policies, fading laws and models, which a scenario names like the built-in ones: see
-    docs/guides/extending.md.
+    Other packages can add policies, fading laws and models, which a scenario names like
+    the built-in ones: see docs/guides/extending.md.
 
     Example: wflmc plan scenario.toml --set link.snr_db=10
     """
@@ -67,23 +75,16 @@ def command(
     from wflmc.runs import documents, folder, planning
     from wflmc.scenario import NotCovered, build, load_scenario
 
-    solves, alone = unknown is not None, "left out without --solve-for KEY"
+    solves = unknown is not None
+    without_solving = "left out without --solve-for KEY"
+    no_accountant = compare and not find_spec("dp_accounting")
+    spends = ledger is not None
     refuse(
         (solves and target is None, "--target", None, "given with --solve-for"),
-        (target is not None and not solves, "--target", target, alone),
-        (metric != "bound" and not solves, "--metric", metric, alone),
-        (
-            ledger is not None and solves,
-            "--ledger",
-            ledger,
-            "left out with --solve-for",
-        ),
-        (
-            compare and not find_spec("dp_accounting"),
-            "--compare",
-            Fault("finds no dp-accounting"),
-            INSTALL,
-        ),
+        (target is not None and not solves, "--target", target, without_solving),
+        (metric != "bound" and not solves, "--metric", metric, without_solving),
+        (spends and solves, "--ledger", ledger, "left out with --solve-for"),
+        (no_accountant, "--compare", Fault("finds no dp-accounting"), INSTALL),
     )
     if plot is not None:
         from wflmc.apps.report import run_figures
@@ -92,14 +93,14 @@ def command(
     config = load_scenario(scenario, overrides)
     answer = None
     if unknown is not None and target is not None:
-        most = 330 if unknown == "sampler.burn_in" else 60
         question = InverseQuestion(
             key=unknown, target=target, metric=metric, solver=solver
         )
-        with (
-            progress_bar("plans tried, at most", most) as advance,
-            renamed_keys(OPTIONS),
-        ):
+        max_plans = MAX_PLANS_FOR_VALUE
+        if unknown == "sampler.burn_in":
+            max_plans = MAX_PLANS_FOR_BURN_IN
+        solving = progress_bar("plans tried, at most", max_plans)
+        with solving as advance, renamed_keys(OPTIONS):
             solved = solve_for(config, question, advance)
         config = solved.scenario
         answer = solved.answer.document
@@ -111,28 +112,28 @@ def command(
     with renamed_keys(OPTIONS):
         plan = planning.make_plan(config, inputs, solver=solver, ledger=spent)
     causes = None if no_advice else diagnose_plan(PlanSource(config, inputs), plan)
-    asks = as_json if compare is None else compare
     document = documents.plan_document(
-        config, inputs, plan, time.perf_counter() - began, compare=asks
+        config,
+        inputs,
+        plan,
+        time.perf_counter() - began,
+        compare=as_json if compare is None else compare,
     )
     document["diagnosis"] = causes
     if answer is not None:
-        document["solve_for"] = {
-            **answer,
-            "answer": text.answer_sentence(answer, plan.privacy.adjacency),
-        }
+        sentence = text.answer_sentence(answer, plan.privacy.adjacency)
+        document["solve_for"] = {**answer, "answer": sentence}
         if metric == "exact" and document["not_covered"]:
-            why = (
+            reason = (
                 "It was chosen by the exact distance to the posterior (--metric exact)."
             )
-            document["not_covered"].append(
-                vars(NotCovered(f"--solve-for {unknown}", why))
-            )
+            item = NotCovered(f"--solve-for {unknown}", reason)
+            document["not_covered"].append(vars(item))
     files: list[Path] = []
     if out is not None:
-        with output_folder(out) as place:
+        with output_folder(out) as plan_folder:
             files = folder.write_plan(
-                place, scenario=config, plan=plan, plan_document=document
+                plan_folder, scenario=config, plan=plan, plan_document=document
             )
     if plot is not None:
         run_figures.draw_plan(plan, plot)

@@ -25,26 +25,25 @@ def command(
 ) -> None:
     """Predict the rows of a table: class and probabilities, or mean and 90 % interval.
 
-    However often a model predicts, it costs those it was fitted to no more privacy. The new rows are not hidden: a
-    prediction tells about its row.
+    However often a model predicts, it costs those it was fitted to no more privacy. The
+    new rows are not hidden: a prediction tells about its row.
 
     Example: wflmc predict model new_patients.csv --out predictions.csv
     """
     target = Path(out).expanduser()
     if target.suffix != ".csv" or not target.parent.is_dir():
-        raise InputError(
-            "--out", out, "a file that ends in .csv, in a folder that exists"
-        )
+        requirement = "a file that ends in .csv, in a folder that exists"
+        raise InputError("--out", out, requirement)
     if target.exists():
         raise InputError("--out", out, "a new file: it exists already")
     with needs_tables():
         from wflmc.apps.tables.folder import predict_table
 
-        made, notes = predict_table(Path(folder).expanduser(), table, target)
+        predictions, notes = predict_table(Path(folder).expanduser(), table, target)
     warn(notes)
-    line = f"{len(made):,} predictions written to {target}: {', '.join(map(str, made.columns))}"
-    print_result(
-        {"file": str(target), "rows": len(made), "columns": list(made.columns)},
-        [line],
-        as_json,
-    )
+    rows = len(predictions)
+    columns = list(predictions.columns)
+    document = {"file": str(target), "rows": rows, "columns": columns}
+    names = ", ".join(map(str, columns))
+    line = f"{rows:,} predictions written to {target}: {names}"
+    print_result(document, [line], as_json)

@@ -35,27 +35,27 @@ def command(
     accept: Annotated[bool, flag("--accept-not-covered", ACCEPT)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the part of a run that ε covers, its first chain, with a statement of what is promised to whom.
+    """Write the part of a run that ε covers, its first chain, with a statement of what
+    is promised to whom.
 
-    A run folder is for its owner. The published file has no key, seed, clip rates, exact law, constants of the data,
-    paths or digests. A run that is to be published needs sampler.seed = "secret".
+    A run folder is for its owner. The published file has no key, seed, clip rates,
+    exact law, constants of the data, paths or digests. A run that is to be published
+    needs sampler.seed = "secret".
 
     Example: wflmc publish results --out draws.nc
     """
     from wflmc.runs.publish import publish_run, statement_lines
 
-    given = None if features is None else Path(features).expanduser()
+    features_file = None if features is None else Path(features).expanduser()
     target = Path(out).expanduser()
     statement = publish_run(
         Path(run).expanduser(),
         target,
         kind=what,
         chains=chains,
-        features=given,
+        features=features_file,
         accept=accept,
     )
-    print_result(
-        {"file": str(target), **statement},
-        [*statement_lines(statement), f"Written to {target}"],
-        as_json,
-    )
+    document = {"file": str(target), **statement}
+    lines = [*statement_lines(statement), f"Written to {target}"]
+    print_result(document, lines, as_json)

@@ -17,15 +17,22 @@ if TYPE_CHECKING:
     from wflmc.support.trees import JsonObject
 
 FIGURES = (
-    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also heterogeneity, record, beyond, league, "
-    "and league-posterior: the same with unclipped chains, for an accelerator."
+    "fig2 fig3a fig3b fig4a fig4b fig5 fig6 fig7 fig8, or all of them; also "
+    "heterogeneity, record, beyond, league, and league-posterior: the same with "
+    "unclipped chains, for an accelerator."
 )
 DATA = (
-    ".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of MNIST's idx files for fig8 (else "
-    "WFLMC_DATA, else fetched). May repeat."
+    ".npz or .csv with X and y for figures 2 to 7 (else synthetic); a folder of "
+    "MNIST's idx files for fig8 (else WFLMC_DATA, else fetched). May repeat."
 )
-EXPERIMENTS = "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record, 3 for league."
-STOP_SE = "Stop a point of fig8 or heterogeneity once every scheme's ECE has a standard error below this share of it."
+EXPERIMENTS = (
+    "By default 100 for fig6 and fig7, 50 for fig8, 10 for heterogeneity, record, 3 "
+    "for league."
+)
+STOP_SE = (
+    "Stop a point of fig8 or heterogeneity once every scheme's ECE has a standard "
+    "error below this share of it."
+)
 
 
 def command(
@@ -55,95 +62,90 @@ def command(
 
     shared.cache_compilations()
     with output_folder(out) as folder:
-        wanted = _wanted(figures or ["all"])
+        figure_names = _figure_names(figures or ["all"])
         if stop_se is not None and not 0 < stop_se < 1:
-            raise InputError(
-                "--stop-se", stop_se, "between 0 and 1, a share of the value"
-            )
+            requirement = "between 0 and 1, a share of the value"
+            raise InputError("--stop-se", stop_se, requirement)
         if experiments is not None and experiments < 1:
             raise InputError("--experiments", experiments, "at least 1")
+        paths = [Path(path).expanduser() for path in data or []]
         with renamed_keys({"data": "--data"}):
-            found_data = read_data(
-                [Path(path).expanduser() for path in data or []], wanted, note
-            )
-        work = Reproduction(
-            *found_data, experiments, stop_se, shared.parse_bytes(memory)
-        )
+            figure_data = read_data(paths, figure_names, note)
+        max_bytes = shared.parse_bytes(memory)
+        work = Reproduction(*figure_data, experiments, stop_se, max_bytes)
         finished = shared.points_folder(cache)
         pictures: list[Path] = []
         tables: Tables = {}
         with open_engine(engine, workers, note) as compute:
-            for figure in wanted:
-                parts, about = work.studies(figure)
-                found: Tables = {}
-                for study in parts:
+            for figure in figure_names:
+                studies, description = work.studies(figure)
+                figure_tables: Tables = {}
+                for study in studies:
                     with progress_bar(study.name, len(study.points)) as advance:
-                        found |= run_study(study, finished, advance, note, compute)
+                        figure_tables |= run_study(
+                            study, finished, advance, note, compute
+                        )
                 pictures += study_page.write_study(
-                    folder, figure.removesuffix("-posterior"), found, about
+                    folder,
+                    figure.removesuffix("-posterior"),
+                    figure_tables,
+                    description,
                 )
-                tables |= found
+                tables |= figure_tables
         claims = [
-            c._replace(data="MNIST" if c.figure == "fig8" else work.source)
-            for c in work.claims(tables)
+            claim._replace(data="MNIST" if claim.figure == "fig8" else work.source)
+            for claim in work.claims(tables)
         ]
-        sources = [
-            name
-            for name, used in ((work.source, work.gaussian), ("MNIST", work.features))
-            if used is not None
-        ]
-        new = [claim._asdict() for claim in claims]
-        _write_claims(folder / "claims.json", new, ", ".join(sources))
+        claim_documents = [claim._asdict() for claim in claims]
+        sources = []
+        if work.gaussian is not None:
+            sources.append(work.source)
+        if work.features is not None:
+            sources.append("MNIST")
+        claims_file = folder / "claims.json"
+        _write_claims(claims_file, claim_documents, ", ".join(sources))
     if as_json:
-        files = [
-            *pictures,
-            *(folder / f"{table}.csv" for table in tables),
-            folder / "claims.json",
-        ]
-        shared.print_json(
-            {"figures": wanted, "files": [str(path) for path in files], "claims": new}
-        )
+        table_files = [folder / f"{table}.csv" for table in tables]
+        files = [*pictures, *table_files, claims_file]
+        document = {
+            "figures": figure_names,
+            "files": [str(path) for path in files],
+            "claims": claim_documents,
+        }
+        shared.print_json(document)
         return
     if claims:
         shared.show(text.claims_table(claims))
-    print(
-        "\n".join(
-            [
-                "Pictures:",
-                *(f"  {path}" for path in pictures),
-                f"Claims: {Path(out) / 'claims.json'}",
-            ]
-        )
-    )
+    print("Pictures:")
+    for path in pictures:
+        print(f"  {path}")
+    print(f"Claims: {Path(out) / 'claims.json'}")
 
 
-def _wanted(names: Sequence[str]) -> list[str]:
+def _figure_names(names: Sequence[str]) -> list[str]:
     """Return the figures that the arguments name, each once."""
     from wflmc.apps.studies.reproduction import FURTHER_FIGURES, PAPER_FIGURES
 
-    known = (*PAPER_FIGURES, *FURTHER_FIGURES, "all")
+    valid_names = (*PAPER_FIGURES, *FURTHER_FIGURES, "all")
+    figures: list[str] = []
     for name in names:
-        if name not in known:
-            raise unknown("figure", name, known)
-    return list(
-        dict.fromkeys(
-            figure
-            for name in names
-            for figure in (PAPER_FIGURES if name == "all" else (name,))
-        )
-    )
+        if name not in valid_names:
+            raise unknown("figure", name, valid_names)
+        figures += PAPER_FIGURES if name == "all" else (name,)
+    return list(dict.fromkeys(figures))
 
 
 def _write_claims(path: Path, claims: "list[JsonObject]", sources: str) -> None:
-    """Write the claims; those of other figures that an earlier command has left in the file stay."""
+    """Write the claims; those of other figures that are in the file already stay."""
     from wflmc.scenario import to_json
 
     try:
-        written: list[JsonObject] = json.loads(path.read_text(encoding="utf-8"))[
-            "claims"
-        ]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        earlier_claims: list[JsonObject] = content["claims"]
         figures = [claim["figure"] for claim in claims]
-        others = [claim for claim in written if claim["figure"] not in figures]
+        remaining = [
+            claim for claim in earlier_claims if claim["figure"] not in figures
+        ]
     except (OSError, ValueError, KeyError, TypeError):
-        others = []
-    write_text(path, to_json({"data": sources, "claims": [*others, *claims]}))
+        remaining = []
+    write_text(path, to_json({"data": sources, "claims": [*remaining, *claims]}))

@@ -13,7 +13,10 @@ from wflmc.support.notices import NoticeCode
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
-REPLICAS = "Chains are replicas for evaluation: ε is that of one chain, and publishing several adds up."
+REPLICAS = (
+    "Chains are replicas for evaluation: ε is that of one chain, and publishing "
+    "several adds up."
+)
 
 
 def command(
@@ -52,11 +55,12 @@ def command(
 ) -> None:
     """Plan a scenario, sample its chains and evaluate them.
 
-    SCENARIO may be a Python file whose function `build` returns the posterior of a model of your own. This executes the
-    file, as does posterior.model = "FILE.py:FUNCTION" in a scenario.
+    SCENARIO may be a Python file whose function `build` returns the posterior of a
+    model of your own. This executes the file, as does posterior.model =
+    "FILE.py:FUNCTION" in a scenario.
 
-    A run with --out that is stopped loses nothing: the same command, or --resume DIR, goes on with it. `wflmc advise
-    DIR` says which setting would make it better.
+    A run with --out that is stopped loses nothing: the same command, or --resume DIR,
+    goes on with it. `wflmc advise DIR` says which setting would make it better.
 
     Example: wflmc run scenario.toml --out results
     """
@@ -69,11 +73,13 @@ def command(
     request = RunRequest(
         scenario, plan, out, overrides, limit, ledger, resume, more, keep_burn_in
     )
-    name, key = (out, "--out") if resume is None else (resume, "--resume")
-    writing: AbstractContextManager[Path | None] = (
-        nullcontext() if name is None else output_folder(name, key)
-    )
-    with writing as folder, renamed_keys({"ledger": "--ledger"} if ledger else {}):
+    writing: AbstractContextManager[Path | None] = nullcontext()
+    if resume is not None:
+        writing = output_folder(resume, "--resume")
+    elif out is not None:
+        writing = output_folder(out, "--out")
+    option_names = {"ledger": "--ledger"} if ledger else {}
+    with writing as folder, renamed_keys(option_names):
         settled, summary, evaluation, files = run_scenario(
             request, folder, progress_bar, shared.note
         )
@@ -85,8 +91,7 @@ def command(
     shared.warn(warnings)
     lines = [str(evaluation), SIMULATED.text, REPLICAS]
     if files:
-        written = (
-            f"Written to {files[0].parent}: {', '.join(path.name for path in files)}"
-        )
+        names = ", ".join(path.name for path in files)
+        written = f"Written to {files[0].parent}: {names}"
         lines = [summary["owner_only"], *lines, written]
     shared.print_result(summary, lines, as_json)

@@ -1,4 +1,4 @@
-"""What several commands share: options, and how results, notes and warnings are printed."""
+"""Options that several commands have, and how results and warnings are printed."""
 
 import os
 import re
@@ -17,18 +17,47 @@ from wflmc.support.storage import writable_folder
 
 
 def option(metavar: str | None, text: str, *names: str) -> OptionInfo:
-    """Return an option for a command's signature; without names it is called like its parameter."""
-    return typer.Option(
-        *names, metavar=metavar, help=text, show_envvar=False
-    )  # there is none for typer to name
+    """Return an option for the annotation of a command's parameter.
+
+    Args:
+        metavar: stands for the value in the help; None for typer's own.
+        text: the help.
+        *names: such as `--set`; the name of the parameter by default.
+
+    Returns:
+        The metadata that typer reads. It names no environment variable, as there is
+        none.
+    """
+    return typer.Option(*names, metavar=metavar, help=text, show_envvar=False)
 
 
 def flag(name: str, text: str) -> OptionInfo:
-    """Return an option without a value."""
+    """Return an option without a value, for the annotation of a command's parameter.
+
+    Args:
+        name: such as `--json`.
+        text: the help.
+
+    Returns:
+        The metadata that typer reads.
+    """
     return option(None, text, name)
 
 
-ENGINES = "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS (a Dask scheduler)."
+ENGINES = (
+    "Where points are computed: local, dask (workers on this machine), or dask:ADDRESS "
+    "(a Dask scheduler)."
+)
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?")
+"""A number, and a unit in lower case: a prefix, and i for powers of 1024."""
+UNIT_PREFIXES = "kmgt"
+"""Of 1000 or 1024 to the powers 1 to 4."""
+TABLE_MODULES = ("sklearn", "pandas", "pyarrow")
+"""Modules that the extra `tables` brings."""
+PIPED_WIDTH = 140
+"""Characters of a line where output is no terminal, so that tables do not fold."""
+MIN_CACHED_COMPILE_SECONDS = 0.2
+"""Compilations that take longer are kept."""
 ScenarioPath = Annotated[
     str,
     typer.Argument(
@@ -55,55 +84,98 @@ AsJson = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 
 
 def parse_bytes(text: str | None) -> float | None:
-    """Return the bytes of --memory, a size such as 4GiB, 500MB or 1e9; None where it was not given."""
+    """Return the bytes of --memory, a size such as 4GiB, 500MB or 1e9.
+
+    Args:
+        text: the value of the option; None where it was left out. Letters may be in
+            upper or lower case.
+
+    Returns:
+        The number of bytes; None where the option was left out.
+
+    Raises:
+        InputError: the text is no size above 0.
+    """
     if text is None:
         return None
-    found = re.fullmatch(
-        r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([kmgt]?)(i?)b?", text.strip().lower()
-    )
-    if found is None or not float(found[1]) > 0:
+    match = SIZE.fullmatch(text.strip().lower())
+    if match is None or not float(match[1]) > 0:
         raise InputError("--memory", text, "a size above 0 such as 4GiB or 500MB")
-    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** (
-        "kmgt".index(found[2]) + 1 if found[2] else 0
-    )
+    number, prefix, is_binary = match.groups()
+    base = 1024.0 if is_binary else 1000.0
+    exponent = UNIT_PREFIXES.index(prefix) + 1 if prefix else 0
+    return float(number) * base**exponent
 
 
 @contextmanager
 def needs_tables() -> Iterator[None]:
-    """Say in one sentence which extra brings what tables need, where it is missing."""
+    """Turn the error about a missing package for tables into one about its extra.
+
+    Yields:
+        Nothing, while modules may be imported.
+
+    Raises:
+        InputError: scikit-learn, pandas or pyarrow is missing.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("sklearn", "pandas", "pyarrow"):
+        package = (error.name or "").partition(".")[0]
+        if package not in TABLE_MODULES:
             raise
-        raise InputError(
-            "TABLE", f"no {error.name}", "used with it: pip install 'wflmc[tables]'"
-        ) from None
+        requirement = "used with it: pip install 'wflmc[tables]'"
+        raise InputError("TABLE", f"no {error.name}", requirement) from None
 
 
 def points_folder(option: str | None) -> Path:
-    """Return the folder for finished points: that of --cache, or the user's."""
+    """Return the folder for finished points of figures and sweeps.
+
+    Args:
+        option: the value of --cache, a folder that is created; None or empty for the
+            folder `studies` of the user's cache.
+
+    Returns:
+        The folder, which need not exist in the user's cache.
+
+    Raises:
+        InputError: the folder of the option cannot be written.
+    """
     from wflmc.data.sets import cache_folder
 
-    return writable_folder(option, "--cache") if option else cache_folder() / "studies"
+    if option:
+        return writable_folder(option, "--cache")
+    return cache_folder() / "studies"
 
 
 def show(renderable: object) -> None:
-    """Print for people, on stdout, wide enough not to fold when piped."""
+    """Print a table or a text of rich for people, on stdout.
+
+    On a terminal it is as wide as that; in a pipe, wide enough not to fold.
+    """
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140).print(renderable)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    Console(width=width).print(renderable)
 
 
 def print_json(document: object) -> None:
-    """Print the result as one JSON object, on stdout."""
+    """Print the result as one JSON object, on stdout.
+
+    Arrays become lists, and numbers that are not finite null.
+    """
     from wflmc.scenario import to_json
 
     print(to_json(document))
 
 
 def print_result(document: object, lines: Iterable[str], as_json: bool) -> None:
-    """Print the result as one JSON object, or as lines for people."""
+    """Print the result on stdout, as one JSON object or as lines for people.
+
+    Args:
+        document: the JSON object.
+        lines: the same for people.
+        as_json: whether the command has the option --json.
+    """
     if as_json:
         print_json(document)
     else:
@@ -111,18 +183,28 @@ def print_result(document: object, lines: Iterable[str], as_json: bool) -> None:
 
 
 def note(text: str) -> None:
-    """Print a sentence on stderr."""
+    """Print a sentence on stderr, after the name of the program.
+
+    Notes and errors go there, so that stdout has nothing but the result.
+    """
     print(f"wflmc: {text}", file=sys.stderr)
 
 
 def warn(warnings: list[str]) -> None:
-    """Print warnings on stderr, a line each."""
+    """Print warnings on stderr, a line each, also where the result is JSON.
+
+    Each is a complete sentence; none is printed for an empty list.
+    """
     for warning in warnings:
         print(f"wflmc: warning: {warning}", file=sys.stderr)
 
 
 def cache_compilations() -> None:
-    """Let JAX keep compiled loops in the user's cache folder, if it can be written and no other folder is set."""
+    """Let JAX keep compiled programs in the user's cache folder.
+
+    Nothing happens where the environment names another folder, or where the user's
+    cannot be created.
+    """
     import jax
 
     from wflmc.data.sets import cache_folder
@@ -134,8 +216,12 @@ def cache_compilations() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         update = jax.config.update
         update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
+        # Such as that of a full disk, which harms nothing.
         warnings.filterwarnings(
             "ignore", "Error (reading|writing) persistent compilation cache"
-        )  # a full disk, say
+        )
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]
+            update(  # type: ignore[no-untyped-call]
+                "jax_persistent_cache_min_compile_time_secs",
+                MIN_CACHED_COMPILE_SECONDS,
+            )

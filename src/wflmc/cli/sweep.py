@@ -11,7 +11,10 @@ from wflmc.support.errors import InputError, conflict, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder, write_text
 
-GRID = "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key changes slowest."
+GRID = (
+    "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key "
+    "changes slowest."
+)
 Values = dict[str, str]
 """A grid point: the value of every grid key, as text."""
 
@@ -32,10 +35,12 @@ def command(
 ) -> None:
     """Plan, sample and evaluate a scenario at every point of a grid, into one table.
 
-    Finished points are cached: a sweep that was stopped continues where it stopped. Points that fail are listed in
-    DIR/failed.json, do not stop the others, and make the exit code 1.
+    Finished points are cached: a sweep that was stopped continues where it stopped.
+    Points that fail are listed in DIR/failed.json, do not stop the others, and make the
+    exit code 1.
 
-    Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5 --grid privacy.epsilon=5,10,15 --out results
+    Example: wflmc sweep scenario.toml --grid link.snr_db=0:40:5
+    --grid privacy.epsilon=5,10,15 --out results
     """
     from wflmc.apps.report.tables import write_csv
     from wflmc.apps.studies.cache import key_of
@@ -49,73 +54,67 @@ def command(
     if not grids or not all("." in text.partition("=")[0] for text in grids):
         raise InputError("--grid", grids, FORMS)
     axes = [parse_grid(text) for text in grids]
-    where = [
-        {axis.key: value for axis, value in zip(axes, values, strict=True)}
-        for values in points(axes)
-    ]
-    tasks = _tasks(
-        scenario, overrides or [], where, plan_only, shared.parse_bytes(memory)
-    )
+    axis_keys = [axis.key for axis in axes]
+    grid_points = [dict(zip(axis_keys, values, strict=True)) for values in points(axes)]
+    max_bytes = shared.parse_bytes(memory)
+    tasks = _tasks(scenario, overrides or [], grid_points, plan_only, max_bytes)
     names = point.columns(plan_only)
     rows: dict[int, list[Any]] = {}
     failures: dict[int, dict[str, Any]] = {}
     cached = 0
     with open_engine(engine, workers, note) as compute, output_folder(out) as folder:
         finished = shared.points_folder(cache)
-        keys = [key_of({"sweep": task.identity}) for task in tasks]
+        cache_keys = [key_of({"sweep": task.identity}) for task in tasks]
         with progress_bar("points", len(tasks)) as advance:
-            for index, result, was_cached in run_tasks(
+            results = run_tasks(
                 point.measure,
                 tasks,
-                keys,
+                cache_keys,
                 cache=finished,
                 progress=advance,
                 warn=note,
                 engine=compute,
-            ):
+            )
+            for index, result, was_cached in results:
+                values = grid_points[index]
                 if isinstance(result, Failure):
-                    failures[index] = {"point": where[index], **result._asdict()}
+                    failures[index] = {"point": values, **result._asdict()}
                 else:
-                    rows[index] = [
-                        *map(unquoted, where[index].values()),
-                        *(result[name] for name in names),
-                    ]
+                    settings = map(unquoted, values.values())
+                    measured = [result[name] for name in names]
+                    rows[index] = [*settings, *measured]
                     cached += was_cached
-        write_csv(
-            folder / "sweep.csv",
-            [*where[0], *names],
-            [row for _, row in sorted(rows.items())],
-        )
-        _write_failures(
-            folder / "failed.json", [failure for _, failure in sorted(failures.items())]
-        )
-    promised = not plan_only and any(
-        task.scenario.privacy.epsilon is not None for task in tasks
-    )
-    uncovered, file = [SELECTED] * promised, str(folder / "sweep.csv")
-    counts = {
+        table_file = folder / "sweep.csv"
+        failures_file = folder / "failed.json"
+        sorted_rows = [row for _, row in sorted(rows.items())]
+        sorted_failures = [failure for _, failure in sorted(failures.items())]
+        write_csv(table_file, [*grid_points[0], *names], sorted_rows)
+        _write_failures(failures_file, sorted_failures)
+    is_promised = any(task.scenario.privacy.epsilon is not None for task in tasks)
+    uncovered = [SELECTED] if is_promised and not plan_only else []
+    document = {
+        "file": str(table_file),
         "points": len(tasks),
         "done": len(rows),
         "cached": cached,
         "failed": len(failures),
+        "not_covered": uncovered,
     }
     lines = [
         f"{len(rows)} of {len(tasks)} points ({cached} from the cache)",
-        f"Written to {file}",
+        f"Written to {table_file}",
         *uncovered,
     ]
-    shared.print_result(
-        {"file": file, **counts, "not_covered": uncovered}, lines, as_json
-    )
+    shared.print_result(document, lines, as_json)
     if failures:
-        note(f"{len(failures)} points failed: {folder / 'failed.json'} lists them.")
+        note(f"{len(failures)} points failed: {failures_file} lists them.")
         raise typer.Exit(1)
 
 
 def _tasks(
     path: str,
     overrides: list[str],
-    where: list[Values],
+    grid_points: list[Values],
     plan_only: bool,
     memory: float | None,
 ) -> list[Any]:
@@ -124,25 +123,23 @@ def _tasks(
     from wflmc.scenario import build_privacy, file_digests, load_scenario
 
     for text in overrides:
-        if text.partition("=")[0].strip() in where[0]:
+        if text.partition("=")[0].strip() in grid_points[0]:
             raise conflict("--set", text, "where --grid gives this one its values")
     tasks: list[PointTask] = []
-    known: dict[Any, dict[str, str]] = {}
-    for values in where:
-        given = [f"{key}={value}" for key, value in values.items()]
+    digests_by_files: dict[Any, dict[str, str]] = {}
+    for values in grid_points:
+        settings = [f"{key}={value}" for key, value in values.items()]
         with renamed_keys({key: f"--grid {key}" for key in values}):
-            scenario = load_scenario(path, [*overrides, *given])
+            scenario = load_scenario(path, [*overrides, *settings])
             build_privacy(scenario)
             if scenario.sampler.seed == "secret" and not plan_only:
-                raise InputError(
-                    "sampler.seed",
-                    "secret",
-                    "a number in a sweep, whose points can be repeated",
-                )
-            names = (scenario.posterior.data, scenario.link.fading, scenario.link.gains)
-            if names not in known:  # large files are read once
-                known[names] = file_digests(scenario)
-        tasks.append(PointTask(scenario, known[names], plan_only, memory))
+                requirement = "a number in a sweep, whose points can be repeated"
+                raise InputError("sampler.seed", "secret", requirement)
+            link = scenario.link
+            files = (scenario.posterior.data, link.fading, link.gains)
+            if files not in digests_by_files:  # large files are read once
+                digests_by_files[files] = file_digests(scenario)
+        tasks.append(PointTask(scenario, digests_by_files[files], plan_only, memory))
     return tasks
 
 
@@ -154,9 +151,11 @@ def _write_failures(path: Path, failures: list[dict[str, Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     write_text(path, to_json({"failed": failures}))
-    for reason in dict.fromkeys(failure["reason"] for failure in failures):
-        first, *others = (
-            failure["point"] for failure in failures if failure["reason"] == reason
-        )
-        at = " ".join(f"{key}={value}" for key, value in first.items())
-        note(f"failed at {at}{f' and {len(others)} more' if others else ''}: {reason}")
+    points_by_reason: dict[str, list[Values]] = {}
+    for failure in failures:
+        points_by_reason.setdefault(failure["reason"], []).append(failure["point"])
+    for reason, failed_points in points_by_reason.items():
+        first = " ".join(f"{key}={value}" for key, value in failed_points[0].items())
+        further = len(failed_points) - 1
+        count = f" and {further} more" if further else ""
+        note(f"failed at {first}{count}: {reason}")

@@ -1,4 +1,4 @@
-"""`wflmc tune`: which settings a fit would choose, what each is expected to reach, and what choosing costs."""
+"""`wflmc tune`: settings for a fit, what they are expected to reach, and their cost."""
 
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,22 @@ from wflmc.cli.shared import AsJson
 if TYPE_CHECKING:
     from wflmc.apps.tables.folder import FitRequest
 
-FREE = "Candidates were run on public stand-ins of the same size; choosing among them costs no privacy."
-PAID = "Private selection pays for a geometric number of runs on the data: each may spend a loss of {:.3g} of {:.3g}."
+FREE = (
+    "Candidates were run on public stand-ins of the same size; choosing among them "
+    "costs no privacy."
+)
+PAID = (
+    "Private selection pays for a geometric number of runs on the data: each may spend "
+    "a loss of {:.3g} of {:.3g}."
+)
+SHOWN_CANDIDATES = 12
+"""Of the best, in the table for people; JSON has all."""
 
 
 @about_a_table
 def command(request: "FitRequest", as_json: AsJson = False) -> None:
-    """Show the settings that `wflmc fit` would choose from, and what more ε, rows or rounds would be worth.
+    """Show the settings that `wflmc fit` would choose from, and what more ε, rows or
+    rounds would be worth.
 
     Of the table only its size, its columns and its classes are looked at.
 
@@ -29,43 +38,45 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
 
     facts = facts_of(request)
     with progress_bar("Running candidates on a stand-in", 100) as advance:
-        found = choose(facts, lambda done, total: advance(100 * done / total))
-    rows = [one.plain for one in found]
-    gains = {name: one.scores for name, one in worth(facts, found[0].settings).items()}
+        candidates = choose(
+            facts, lambda completed, total: advance(100 * completed / total)
+        )
+    rows = [candidate.plain for candidate in candidates]
+    improvements = worth(facts, candidates[0].settings)
+    gains = {name: outcome.scores for name, outcome in improvements.items()}
     cost = FREE
     if request.private:
-        cost = PAID.format(
-            selection.loss_of_repeat(facts.promise, facts.spent),
-            float(facts.promise.budget(1)[0]),
-        )
-    kind = {
-        name: getattr(request, name)
-        for name in ("epsilon", "delta", "unit", "adjacency")
-    }
+        loss = selection.loss_of_repeat(facts.promise, facts.spent)
+        budget = float(facts.promise.budget(1)[0])
+        cost = PAID.format(loss, budget)
     if as_json:
-        public = {
-            name: getattr(facts, name)
-            for name in ("rows", "features", "classes", "devices")
+        document = {
+            "facts": {
+                "rows": facts.rows,
+                "features": facts.features,
+                "classes": facts.classes,
+                "devices": facts.devices,
+            },
+            "privacy": {
+                "epsilon": request.epsilon,
+                "delta": request.delta,
+                "unit": request.unit,
+                "adjacency": request.adjacency,
+            },
+            "candidates": rows,
+            "worth": gains,
+            "cost": cost,
         }
-        shared.print_json(
-            {
-                "facts": public,
-                "privacy": kind,
-                "candidates": rows,
-                "worth": gains,
-                "cost": cost,
-            }
-        )
+        shared.print_json(document)
         return
+    title = f"The best {SHOWN_CANDIDATES} of {len(rows)} candidates on public stand-ins"
+    shown = rows[:SHOWN_CANDIDATES]
     whitened = next((row for row in rows if row["whiten"]), None)
-    also = [] if whitened is None or whitened in rows[:12] else [whitened]
-    title = f"The best 12 of {len(rows)} candidates on public stand-ins{', and the best with whitening' * bool(also)}"
-    shared.show(numbers_table(title, rows[:12] + also))
-    better = [{"": name, **one} for name, one in gains.items()]
-    shared.show(numbers_table("What more of something would reach there", better))
-    print(
-        "(ε, δ) = ({epsilon:g}, {delta:g}), unit = {unit}, adjacency = {adjacency}. ".format(
-            **kind
-        )
-        + cost
-    )
+    if whitened is not None and whitened not in shown:
+        title += ", and the best with whitening"
+        shown = [*shown, whitened]
+    shared.show(numbers_table(title, shown))
+    gain_rows = [{"": name, **scores} for name, scores in gains.items()]
+    shared.show(numbers_table("What more of something would reach there", gain_rows))
+    promise = f"(ε, δ) = ({request.epsilon:g}, {request.delta:g})"
+    print(f"{promise}, unit = {request.unit}, adjacency = {request.adjacency}. {cost}")
