@@ -37,7 +37,8 @@ FEATURES = {
         None, ("arviz", "xarray", "h5netcdf", "h5py")
     ),
     "pictures": Requirement(None, ("matplotlib",)),
-    "wflmc report": Requirement(None, ("plotly",)),
+    "wflmc report": Requirement(None, ("plotly", "jinja2")),
+    "folders with one writer": Requirement(None, ("filelock",)),
     "wflmc plan --solver cvxpy": Requirement("convex", ("cvxpy", "clarabel")),
     "ε by pld and rdp": Requirement("dp", ("dp-accounting",)),
     "--engine dask": Requirement("dask", ("distributed",)),
