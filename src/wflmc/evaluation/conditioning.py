@@ -301,6 +301,36 @@ class _ExpectedClipping(NamedTuple):
     """A bound on the norm by which the sum of the gradients is off."""
 
 
+class _GradientNorm(NamedTuple):
+    """The norm of a device's gradient at every position, by moments of its square."""
+
+    mean_square: Array
+    """[chain, round]."""
+    square_deviation: Array
+    """Standard deviation of the squared norm, [chain, round]."""
+
+    def probability_above(self, clip: float) -> Array:
+        """Return the probability of a longer gradient; the square is taken as normal.
+
+        Args:
+            clip: ℓ.
+        """
+        return np.asarray(ndtr((self.mean_square - clip**2) / self.square_deviation))
+
+    def total_excess(self, clip: float, devices: int) -> Array:
+        """Return E Σ max(0, norm − ℓ) over devices; the norm is taken as normal.
+
+        Args:
+            clip: ℓ.
+            devices: how many have this law.
+        """
+        mean = np.sqrt(self.mean_square)
+        deviation = self.square_deviation / (2 * mean)
+        z = (clip - mean) / deviation
+        density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+        return np.asarray(devices * deviation * (density - z * ndtr(-z)))
+
+
 @without_data
 class _Reception(NamedTuple):
     """A transcript with chains first, in float64, and what is known of its devices."""
@@ -329,7 +359,9 @@ class _Reception(NamedTuple):
             plans: of the chains, one or one for each.
             moments: whose number of examples says how data are split.
         """
-        weights = [transcript.group_means(plan.weight_received) for plan in plans]
+        weights = []
+        for plan in plans:
+            weights.append(transcript.group_means(plan.weight_received))
         device_clip, _ = plans[0].clips_at
         examples = np.asarray(moments.examples, dtype=float)
         sizes = np.broadcast_to(examples, plans[0].devices)
@@ -389,8 +421,7 @@ class _Reception(NamedTuple):
         At a distance d from θ, taken to be `mean`, the gradient of a device with a
         fraction q of the data has mean q H d and covariance
         q (G (1 + dᵀG d/N) + G d dᵀG/N), as of Gaussian features; in the last term H d
-        stands for G d, from which it differs by the prior alone. For the fraction its
-        squared norm is taken to be normal, for the bias its norm. The bias is at most
+        stands for G d, from which it differs by the prior alone. The bias is at most
         what clipping takes off all norms together.
 
         Args:
@@ -406,8 +437,9 @@ class _Reception(NamedTuple):
         norm_sq = (gradient**2).sum(-1)
         curvature = (gradient * (gradient @ moments.gram)).sum(-1)
         gradient_curvature = np.maximum(curvature, 0.0)
-        trace = np.reshape(np.trace(moments.gram, 0, -2, -1), (-1, 1))
-        square = np.reshape((moments.gram**2).sum((-1, -2)), (-1, 1))
+        # Of one G for all chains, or of one for each: [1 or chain, 1].
+        trace = np.trace(moments.gram, 0, -2, -1).reshape(-1, 1)
+        square = (moments.gram**2).sum((-1, -2)).reshape(-1, 1)
         fraction = np.zeros_like(spread)
         bias = np.zeros_like(spread)
         device_kinds = np.stack([self.data_fraction, self.clip], 1)
@@ -417,14 +449,9 @@ class _Reception(NamedTuple):
             mean_square = q**2 * norm_sq + q * (spread * trace + norm_sq / examples)
             of_noise = 2 * (q * spread) ** 2 * square
             of_both = 4 * q**3 * (spread * gradient_curvature + norm_sq**2 / examples)
-            square_deviation = np.sqrt(of_noise + of_both)
-            mean_norm = np.sqrt(mean_square)
-            deviation = square_deviation / (2 * mean_norm)
-            z = (clip - mean_norm) / deviation
-            excess = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * ndtr(-z)
-            is_longer = ndtr((mean_square - clip**2) / square_deviation)
-            fraction += count / devices * is_longer
-            bias += count * deviation * excess
+            norm = _GradientNorm(mean_square, np.sqrt(of_noise + of_both))
+            fraction += count / devices * norm.probability_above(clip)
+            bias += norm.total_excess(clip, count)
         return _ExpectedClipping(fraction, bias)
 
 
