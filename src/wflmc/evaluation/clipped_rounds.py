@@ -285,9 +285,9 @@ class ClippedRounds:
     def windows(self) -> Iterator[Window]:
         """Yield the law of all rounds, window by window.
 
-        Windows are as long as the processor's cache allows. One that does not settle is
-        halved, and the next may be twice as long again. A chain that diverges ends in
-        inf or nan, without an error.
+        Windows are as long as the processor's cache allows, or of single rounds where
+        that is fewer than 32. One that does not settle is halved, and the next may be
+        twice as long again. A chain that diverges ends in inf or nan, without an error.
 
         Yields:
             Windows that follow one another, from the first round to the last.

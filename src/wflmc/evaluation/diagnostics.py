@@ -115,9 +115,9 @@ def diagnose(theta: NDArray[np.floating]) -> Diagnostics:
         theta: draws, [chain, draw, m], of any real numbers.
 
     Returns:
-        The diagnostics. All are None where ArviZ is missing or there are fewer than
-        four draws; R-hat is None for a single chain; and each is None where it is not
-        finite.
+        The diagnostics. All numbers are None where ArviZ is missing or there are fewer
+        than four draws; R-hat is None for a single chain; and each is None where it is
+        not finite. `frozen` needs no ArviZ, and is empty for fewer than four draws.
     """
     chains, draws, dim = theta.shape
     if draws < MIN_DRAWS:

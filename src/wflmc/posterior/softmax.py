@@ -595,7 +595,11 @@ class SoftmaxPosterior(Regression):
 
         Returns:
             The quadratic along (C − 1) d directions.
+
+        Raises:
+            InputError: for another start.
         """
+        check_init(init)
         mode, covariance = self._contrasts
         contrasts = self.classes - 1
         variances, directions = np.linalg.eigh(covariance)
