@@ -74,7 +74,9 @@ def median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def against_loops(sizes: tuple[int, ...] = (100, 1000), repeats: int = 3) -> Table:
-    """Seconds of advice, and of one forecast against its loop over rounds, both in turns in this run."""
+    """Seconds of advice, and of one forecast against its loop over rounds, both in
+    turns in this run.
+    """
     table = Table(
         title=f"Advice for {DEVICES} devices, and one of its forecasts against a loop over rounds"
     )

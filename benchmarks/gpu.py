@@ -1,4 +1,6 @@
-"""Figure 8's sampling on one accelerator: `python -m benchmarks.gpu`, where only jax, numpy and scipy are needed."""
+"""Figure 8's sampling on one accelerator: `python -m benchmarks.gpu`, where only jax,
+numpy and scipy are needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def best(call, repeats: int = 3) -> float:
 
 
 def bytes_per_round(posterior, plans) -> float:
-    """Bytes that XLA's own count of the compiled loop reads and writes, for one chain and round."""
+    """Bytes that XLA's own count of the compiled loop reads and writes, for one chain
+    and round.
+    """
     chains, ready = (
         len(plans),
         posterior.on_accelerator(len(plans), default_memory() / 4),

@@ -1,4 +1,6 @@
-"""What the time of `wflmc.sample` grows with: exponents over a decade each, of warm calls on the softmax model."""
+"""What the time of `wflmc.sample` grows with: exponents over a decade each, of warm
+calls on the softmax model.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def call(examples: int, features: int, chains: int, devices: int, rounds: int) -
 
 
 def exponents() -> Table:
-    """Return the slope of log time against log size, for each quantity with the others fixed."""
+    """Return the slope of log time against log size, for each quantity with the others
+    fixed.
+    """
     table = Table(
         title=f"Time of a call grows with (others: {', '.join(f'{n} {v:,}' for n, v in BASE.items())})"
     )

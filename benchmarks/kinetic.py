@@ -1,7 +1,8 @@
-"""Rounds and privacy that overdamped and kinetic dynamics need, by their exact laws: python -m benchmarks.kinetic.
+"""Rounds and privacy that overdamped and kinetic dynamics need, by their exact laws:
+python -m benchmarks.kinetic.
 
-A Gaussian posterior with curvatures from 1 to 1000; all devices send, and both dynamics have the best step (and
-friction) of a grid.
+A Gaussian posterior with curvatures from 1 to 1000; all devices send, and both dynamics
+have the best step (and friction) of a grid.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Array = NDArray[np.float64]
 
 
 class Choice(NamedTuple):
-    """A step and its dynamics, with steps and friction over 1/L, 1/√L and √μ for tables."""
+    """A step and its dynamics, with steps and friction over 1/L, 1/√L and √μ for
+    tables.
+    """
 
     step: float
     dynamics: Dynamics
@@ -32,7 +35,9 @@ class Choice(NamedTuple):
 
 
 def setting(kappa: float = 1000.0) -> GaussianPosterior:
-    """Five parameters with curvatures from 1 to κ in random directions, and a prior ten times as wide as the widest."""
+    """Five parameters with curvatures from 1 to κ in random directions, and a prior ten
+    times as wide as the widest.
+    """
     generator = np.random.default_rng(0)
     turn, _ = np.linalg.qr(generator.standard_normal((5, 5)))
     X = np.sqrt(np.geomspace(1, kappa, 5) - 0.01)[:, None] * turn
@@ -59,7 +64,9 @@ def choices(posterior: GaussianPosterior, velocity: bool) -> Iterator[Choice]:
 def distances(
     posterior: GaussianPosterior, choice: Choice, rounds: int, a: float = np.inf
 ) -> Array:
-    """W2² after every round, with gains α² = a N0 in all of them; the server adds what the channel leaves out."""
+    """W2² after every round, with gains α² = a N0 in all of them; the server adds what
+    the channel leaves out.
+    """
     noise = max(
         choice.dynamics.langevin_noise(choice.step),
         choice.dynamics.kick(choice.step) ** 2 / a,
@@ -113,7 +120,9 @@ def rounds_needed(posterior: GaussianPosterior) -> Table:
 
 
 def at_a_budget(posterior: GaussianPosterior) -> Table:
-    """The best distance that a budget allows, with its loss in equal parts over the best number of rounds."""
+    """The best distance that a budget allows, with its loss in equal parts over the
+    best number of rounds.
+    """
     table = Table(
         title="The best W2² of a privacy budget R, and the fewest rounds within 5 % of it"
     )

@@ -1,7 +1,9 @@
-"""Choose the settings of `wflmc reproduce league`, without any test image: `python -m benchmarks.league`.
+"""Choose the settings of `wflmc reproduce league`, without any test image: `python -m
+benchmarks.league`.
 
-For each private data set: on the other one, which is public and whitened by its own moments; and on 5,000 of the
-private training images, which ε does not cover. An hour or more on 2 cores, three minutes on an accelerator.
+For each private data set: on the other one, which is public and whitened by its own
+moments; and on 5,000 of the private training images, which ε does not cover. An hour or
+more on 2 cores, three minutes on an accelerator.
 """
 
 from functools import partial
@@ -54,7 +56,8 @@ def public_features(name: str) -> Features:
 def choose(
     features: Features, epsilon: float, descent: bool = False
 ) -> list[tuple[float, LeagueSettings]]:
-    """Return candidates with their NLL on held-out training images, best first; the test set is not looked at.
+    """Return candidates with their NLL on held-out training images, best first; the
+    test set is not looked at.
 
     Args:
         features: of public data, or of private data where ε is not to cover the choice.
@@ -87,7 +90,9 @@ def choose(
 def held_out_split(
     labels: NDArray[np.intp],
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the places of training images to learn from, and of those to choose by, as many of each class."""
+    """Return the places of training images to learn from, and of those to choose by, as
+    many of each class.
+    """
     generator = np.random.default_rng(0)
     each = [
         generator.choice(np.flatnonzero(labels == label), HELD_OUT // 10, replace=False)

@@ -1,8 +1,11 @@
-"""Train JAX-Privacy's DP-SGD on the data of `wflmc reproduce league`: `python -m benchmarks.league_rival`.
+"""Train JAX-Privacy's DP-SGD on the data of `wflmc reproduce league`: `python -m
+benchmarks.league_rival`.
 
-A central server that sees every gradient, Poisson batches, momentum, adjacency `add-remove`, δ = 1e-5. The batch, the
-number of epochs, the learning rate and the clipping threshold are chosen by NLL on 5,000 training images, which ε does
-not cover, as in the column "chosen on training images" of the study. Some minutes on an accelerator.
+A central server that sees every gradient, Poisson batches, momentum, adjacency
+`add-remove`, δ = 1e-5. The batch, the number of epochs, the learning rate and the
+clipping threshold are chosen by NLL on 5,000 training images, which ε does not cover,
+as in the column "chosen on training images" of the study. Some minutes on an
+accelerator.
 """
 
 import sys
@@ -117,7 +120,9 @@ def scores(weights: Any, rows: Any, labels: Any) -> Any:
 
 
 def compare(name: str, epsilon: float, features: Features) -> dict[str, Any]:
-    """Choose a recipe on held-out training images, and return test scores of runs on all of them, with the choice."""
+    """Choose a recipe on held-out training images, and return test scores of runs on
+    all of them, with the choice.
+    """
     train_places, held = held_out_split(features.y)
     rows, labels = jnp.asarray(features.X), jnp.asarray(features.y)
     some, found, multipliers = (rows[train_places], labels[train_places]), [], {}

@@ -1,4 +1,6 @@
-"""The sampler in the paper's MNIST setting, against the floor of its arithmetic and against other ways to do it."""
+"""The sampler in the paper's MNIST setting, against the floor of its arithmetic and
+against other ways to do it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ CHAINS, ROUNDS, BLOCK = 150, 20, 400
 
 
 def setting() -> tuple[Any, str]:
-    """12,000 examples of 10 classes and 30 features on 30 devices: MNIST where it is at hand, else of its size."""
+    """12,000 examples of 10 classes and 30 features on 30 devices: MNIST where it is at
+    hand, else of its size.
+    """
     try:
         features = data.mnist_features(data.load("mnist"), np.random.default_rng(0))
         X, y, name = features.X, features.y, "MNIST"
@@ -41,7 +45,9 @@ def setting() -> tuple[Any, str]:
 
 
 def rows_of(posterior: Any) -> tuple[jax.Array, jax.Array]:
-    """All features in blocks of rows, [blocks, 400, d], and the sum of the features of each class, [d, C]."""
+    """All features in blocks of rows, [blocks, 400, d], and the sum of the features of
+    each class, [d, C].
+    """
     X = posterior.features.reshape(-1, posterior.features.shape[-1])
     linear = X.T @ np.eye(posterior.classes)[posterior.labels.ravel()]
     return jnp.asarray(X.reshape(-1, BLOCK, X.shape[1]), jnp.float32), jnp.asarray(
@@ -51,7 +57,9 @@ def rows_of(posterior: Any) -> tuple[jax.Array, jax.Array]:
 
 @partial(jax.jit, static_argnames="classes")
 def floor(rows: jax.Array, theta: jax.Array, classes: int) -> jax.Array:
-    """The two matrix products and the exponentials of a round, and nothing else, for ROUNDS rounds."""
+    """The two matrix products and the exponentials of a round, and nothing else, for
+    ROUNDS rounds.
+    """
     columns = (
         theta.reshape(len(theta), classes, -1)
         .transpose(2, 1, 0)
@@ -77,7 +85,9 @@ def plain_langevin(
     step: float,
     classes: int,
 ) -> jax.Array:
-    """Langevin Monte Carlo on pooled data: no devices, no clipping, no channel, no plan."""
+    """Langevin Monte Carlo on pooled data: no devices, no clipping, no channel, no
+    plan.
+    """
 
     def one_round(theta: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
         columns = theta.reshape(len(theta), classes, -1).transpose(2, 1, 0)
@@ -104,7 +114,9 @@ def plain_langevin(
 def blackjax_langevin(
     key: jax.Array, X: jax.Array, y: jax.Array, theta: jax.Array, step: float
 ) -> jax.Array:
-    """BlackJAX's overdamped Langevin kernel with the whole data set as its batch, chains by vmap."""
+    """BlackJAX's overdamped Langevin kernel with the whole data set as its batch,
+    chains by vmap.
+    """
 
     def logdensity(theta: jax.Array, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
         features, labels = batch
@@ -128,7 +140,9 @@ def blackjax_langevin(
 def numpy_chain(
     posterior: Any, plan: Any, generator: np.random.Generator, rounds: int
 ) -> np.ndarray:
-    """One chain as a first program would write it: a loop over rounds, and one over devices."""
+    """One chain as a first program would write it: a loop over rounds, and one over
+    devices.
+    """
     classes, devices = posterior.classes, posterior.devices
     labels = np.eye(classes)[posterior.labels]
     theta = generator.standard_normal((classes, posterior.features.shape[-1]))
@@ -159,7 +173,9 @@ NAMES = (
 
 
 def measure() -> tuple[np.ndarray, str]:
-    """Milliseconds per chain and round of each of NAMES, all in turns, and what the data are."""
+    """Milliseconds per chain and round of each of NAMES, all in turns, and what the
+    data are.
+    """
     posterior, name = setting()
     classes, step = posterior.classes, 2 / (posterior.mu + posterior.L)
     plan = wflmc.plan(
@@ -221,7 +237,9 @@ def table(each: np.ndarray, name: str) -> Table:
 def draw(
     each: np.ndarray, name: str, planning: dict[str, list[float]], path: str
 ) -> None:
-    """Sampling as multiples of the floor, and planning as multiples of ours, with the range over its settings."""
+    """Sampling as multiples of the floor, and planning as multiples of ours, with the
+    range over its settings.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")

@@ -1,8 +1,10 @@
-"""Noise-aware posteriors beside chains, in the setting of figure 6: python -m benchmarks.noise_aware [laws chains …].
+"""Noise-aware posteriors beside chains, in the setting of figure 6: python -m
+benchmarks.noise_aware [laws chains …].
 
-Five parameters, 30 devices, Rayleigh fading of power 0.01, ℓ = 30, δ = 0.01, adjacency `replace` for whole devices.
-`today` are plans for the chain (50 + 50 rounds, step 0.4/(μ + L)); `transcript` are plans with
-`policy.objective = "transcript"` (10 + 10 rounds from zero, steps 0.8/(μ + L) and 0.4/(μ + L)). H is known.
+Five parameters, 30 devices, Rayleigh fading of power 0.01, ℓ = 30, δ = 0.01, adjacency
+`replace` for whole devices. `today` are plans for the chain (50 + 50 rounds, step
+0.4/(μ + L)); `transcript` are plans with `policy.objective = "transcript"` (10 + 10
+rounds from zero, steps 0.8/(μ + L) and 0.4/(μ + L)). H is known.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def plans(
 def law_distances(
     posterior: GaussianPosterior, plan: wflmc.Plan, first: int
 ) -> tuple[float, Gaussian, Gaussian]:
-    """Return by exact laws, without clipping: E W2² of one transcript, and the laws of all draws and of matched ones.
+    """Return by exact laws, without clipping: E W2² of one transcript, and the laws of
+    all draws and of matched ones.
 
     Args:
         first: the first round that is used.
@@ -170,7 +173,9 @@ def laws(posterior: GaussianPosterior) -> Table:
 
 
 def own_distance(theta: Array, exact: Gaussian) -> float:
-    """Return the mean over chains of W2² of one chain's draws, as a Gaussian, to the posterior."""
+    """Return the mean over chains of W2² of one chain's draws, as a Gaussian, to the
+    posterior.
+    """
     draws = theta.shape[1]
     away = theta - theta.mean(1, keepdims=True)
     return float(
@@ -246,7 +251,9 @@ def chains(posterior: GaussianPosterior) -> Table:
 
 
 def coverage(posterior: GaussianPosterior, data_sets: int = DATA_SETS) -> Table:
-    """Return what intervals hold over simulated data sets, and their widths over the posterior's."""
+    """Return what intervals hold over simulated data sets, and their widths over the
+    posterior's.
+    """
     table = Table(
         title=f"Intervals over {data_sets} simulated data sets; widths over the posterior's"
     )
@@ -295,7 +302,9 @@ def coverage(posterior: GaussianPosterior, data_sets: int = DATA_SETS) -> Table:
 
 
 def rounds(posterior: GaussianPosterior) -> Table:
-    """Return the fewest rounds whose one transcript is as near as chains of 100 rounds: all pooled, or one of them."""
+    """Return the fewest rounds whose one transcript is as near as chains of 100 rounds:
+    all pooled, or one of them.
+    """
     table = Table(
         title="The fewest rounds (burn-in + kept) whose one transcript is as near as chains of 100 rounds, 30 dB"
     )
@@ -386,10 +395,11 @@ def draw(posterior: GaussianPosterior, path: str, data_sets: int = DATA_SETS) ->
 
 
 def rival(posterior: GaussianPosterior, data_sets: int = DATA_SETS) -> Table:
-    """Return one release of b = Σ v u, clipped by device, with a noise-aware posterior, at the same ε, power and uses.
+    """Return one release of b = Σ v u, clipped by device, with a noise-aware posterior,
+    at the same ε, power and uses.
 
-    The noise of the release is that of the gradients of today's plans (all rounds) with another clipping threshold.
-    H is known to both.
+    The noise of the release is that of the gradients of today's plans (all rounds) with
+    another clipping threshold. H is known to both.
     """
     table = Table(
         title="One release of Σ v u with a noise-aware posterior, and transcripts, 30 dB; in posterior deviations"
@@ -456,7 +466,9 @@ def rival(posterior: GaussianPosterior, data_sets: int = DATA_SETS) -> Table:
 
 
 def unknown(posterior: GaussianPosterior, data_sets: int = 300) -> Table:
-    """Return what intervals hold if of G only N I is known, with the deviations of N Gaussian features."""
+    """Return what intervals hold if of G only N I is known, with the deviations of N
+    Gaussian features.
+    """
     table = Table(
         title=f"Public moments G = N I, uncertain by √N, 30 dB, {data_sets} simulated data sets"
     )

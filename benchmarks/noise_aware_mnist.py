@@ -1,11 +1,14 @@
-"""What a transcript of MNIST says beyond its chain, at (1, 1e-5) for an image: python -m benchmarks.noise_aware_mnist.
+"""What a transcript of MNIST says beyond its chain, at (1, 1e-5) for an image: python
+-m benchmarks.noise_aware_mnist.
 
-12,000 images on 30 devices, 30 components, adjacency `replace`, the setting "ours, an image (1, 1e-5)" of
-`wflmc reproduce beyond` at 20 dB. Images are clipped at 1.5, most of the hard ones, so that the zero of the clipped
-gradients is not the posterior's mode and a local quadratic of them does not help. Instead the parameters are fitted to
-the transcript: under parameters θ the clipped gradient at θ[s] has a known expectation over labels, for which features
-suffice, here those of 24,000 other training images without their labels. `RIDGE` and `SHARPNESS` were chosen on 8,000
-further training images, not on the test set.
+12,000 images on 30 devices, 30 components, adjacency `replace`, the setting "ours, an
+image (1, 1e-5)" of `wflmc reproduce beyond` at 20 dB. Images are clipped at 1.5, most
+of the hard ones, so that the zero of the clipped gradients is not the posterior's mode
+and a local quadratic of them does not help. Instead the parameters are fitted to the
+transcript: under parameters θ the clipped gradient at θ[s] has a known expectation over
+labels, for which features suffice, here those of 24,000 other training images without
+their labels. `RIDGE` and `SHARPNESS` were chosen on 8,000 further training images, not
+on the test set.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from wflmc.posterior import SoftmaxPosterior
 from wflmc.support.keys import host_generator
 
 GROUPS, RIDGE, SHARPNESS, STEPS = 6, 16.0, 1.5, 80
-"""Groups of rounds that are merged; by how much the noise is enlarged against the prior; the factor on the fit; and
-iterations of L-BFGS."""
+"""Groups of rounds that are merged; by how much the noise is enlarged against the
+prior; the factor on the fit; and iterations of L-BFGS."""
 HELD_OUT, STAND_IN = 8_000, 24_000
 RUNS: dict[str, dict[str, Any]] = {
     "600": {},
@@ -46,7 +49,9 @@ Array = NDArray[Any]
 
 
 class Data:
-    """The study's images, and others of the training set: some held out, some as a public stand-in without labels."""
+    """The study's images, and others of the training set: some held out, some as a
+    public stand-in without labels.
+    """
 
     def __init__(self) -> None:
         images, key = load("mnist"), jax.random.key(0)
@@ -83,7 +88,9 @@ def groups_of(transcript: Any, count: int) -> tuple[Array, Array, Array]:
 def fitted(
     posterior: SoftmaxPosterior, trace: wflmc.Trace, public: Array, clip: float
 ) -> Array:
-    """Return the parameters under which a transcript is most probable, with the prior, [chain, m]."""
+    """Return the parameters under which a transcript is most probable, with the prior,
+    [chain, m].
+    """
     space, share = posterior.coordinates, len(public)
     rows = jnp.asarray(
         np.column_stack([public, np.ones(share)]) @ space.matrix.T, jnp.float32

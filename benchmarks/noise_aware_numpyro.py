@@ -1,9 +1,12 @@
-"""Noise-aware intervals of NumPyro models: python -m benchmarks.noise_aware_numpyro [coverage clip start own].
+"""Noise-aware intervals of NumPyro models: python -m benchmarks.noise_aware_numpyro
+[coverage clip start own].
 
-A regression y ~ Normal(a + b x, sigma) of 1000 records on 20 devices, under (ε, 1e-5) for a record (adjacency
-`replace`), Rayleigh fading of power 1 at 40 dB. Plans are those of `wflmc.plan` with its defaults, one chain for each
-data set. All data sets have the same true parameters. Chains move in the coordinates that `from_numpyro` finds by pilot
-chains on a data set of its own, which stands for public data (`own`: on every data set itself).
+A regression y ~ Normal(a + b x, sigma) of 1000 records on 20 devices, under (ε, 1e-5)
+for a record (adjacency `replace`), Rayleigh fading of power 1 at 40 dB. Plans are those
+of `wflmc.plan` with its defaults, one chain for each data set. All data sets have the
+same true parameters. Chains move in the coordinates that `from_numpyro` finds by pilot
+chains on a data set of its own, which stands for public data (`own`: on every data set
+itself).
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ RECORDS, DEVICES, DATA_SETS, OWN_DATA_SETS = 1000, 20, 400, 60
 EPSILONS, LEVELS = (2.0, 4.0, 8.0), (0.9, 0.5)
 TRUTH = {"a": 1.0, "b": 2.0, "sigma": 0.5}
 CLIP = 0.3
-"""c of the promise, in the pilot's coordinates: some five times the root mean square of a record's gradient there."""
+"""c of the promise, in the pilot's coordinates: some five times the root mean square of
+a record's gradient there.
+"""
 CLIPS = (0.3, 0.2, 0.15, 0.1)
 LINK = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=40)
 WEIGHTS = np.array([0.5, 1.5, -1.0])
@@ -60,7 +65,9 @@ def simulate_regression(rng: np.random.Generator) -> dict[str, Array]:
 
 
 def public_posterior() -> CustomPosterior:
-    """Return the posterior of public data, whose coordinates and constants all others take."""
+    """Return the posterior of public data, whose coordinates and constants all others
+    take.
+    """
     return wflmc.from_numpyro(
         regression, simulate_regression(np.random.default_rng(0)), devices=DEVICES
     )
@@ -69,7 +76,9 @@ def public_posterior() -> CustomPosterior:
 def with_records(
     posterior: CustomPosterior, records: dict[str, Array]
 ) -> CustomPosterior:
-    """Return the same model and coordinates with other records: as `preconditioner=posterior`, but nothing traced."""
+    """Return the same model and coordinates with other records: as
+    `preconditioner=posterior`, but nothing traced.
+    """
     held = {name: values.reshape(DEVICES, -1) for name, values in records.items()}
     return replace(posterior, data={**posterior.data, **held})
 
@@ -129,7 +138,9 @@ def evaluate_data_set(
 
 
 def posterior_widths(posterior: CustomPosterior) -> Array:
-    """Return the widths of the 90 % intervals of the public data's own posterior, without any noise, [parameter]."""
+    """Return the widths of the 90 % intervals of the public data's own posterior,
+    without any noise, [parameter].
+    """
     rng = np.random.default_rng(0)
     phi = rng.standard_normal((1, 20_000, posterior.dim))
     values = posterior.unflatten(posterior.parameters(phi))
@@ -230,7 +241,9 @@ def clip() -> Table:
 
 
 def own() -> Table:
-    """Return the same with the defaults of `from_numpyro`: pilot chains on every data set itself."""
+    """Return the same with the defaults of `from_numpyro`: pilot chains on every data
+    set itself.
+    """
     table = new_table(
         f"Coordinates by pilot chains on each of {OWN_DATA_SETS} data sets itself", "ε"
     )
@@ -270,12 +283,16 @@ def log_likelihood(weights: Any, record: Any) -> Any:
 
 
 def log_prior(weights: Any) -> Any:
-    """Return log p(weights) of a normal prior with standard deviation 2, up to a constant."""
+    """Return log p(weights) of a normal prior with standard deviation 2, up to a
+    constant.
+    """
     return -jnp.sum(weights**2) / 8
 
 
 def start() -> Table:
-    """Return the same for a logistic regression whose chains start far from the posterior, in its plain parameters."""
+    """Return the same for a logistic regression whose chains start far from the
+    posterior, in its plain parameters.
+    """
     table = Table(
         title=f"A logistic regression of {2 * RECORDS} records, 15 + 15 rounds, over {DATA_SETS} data sets"
     )
@@ -302,7 +319,9 @@ def start() -> Table:
 def logistic_coverage(
     posterior: CustomPosterior, epsilon: float
 ) -> tuple[Array, Array]:
-    """Return what 90 % intervals of the chain and noise-aware ones hold, each [data set, parameter]."""
+    """Return what 90 % intervals of the chain and noise-aware ones hold, each [data
+    set, parameter].
+    """
     privacy = wflmc.Privacy(
         epsilon=epsilon, delta=1e-5, clip=400.0, unit="record", example_clip=3.0
     )
@@ -334,7 +353,9 @@ STUDIES: dict[str, Callable[[], Table]] = {
 
 
 def main() -> None:
-    """Print the tables that are asked for; all but `own`, which takes a quarter of an hour, by default."""
+    """Print the tables that are asked for; all but `own`, which takes a quarter of an
+    hour, by default.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "studies", nargs="*", help=f"which tables: {', '.join(STUDIES)}"

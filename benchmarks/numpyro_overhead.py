@@ -1,4 +1,5 @@
-"""Seconds per round of a NumPyro model over those of the same model written by hand in JAX, side by side.
+"""Seconds per round of a NumPyro model over those of the same model written by hand in
+JAX, side by side.
 
 python -m benchmarks.numpyro_overhead
 """

@@ -1,4 +1,5 @@
-"""Seconds to make a posterior of a NumPyro model, beside a first NUTS run of that model.
+"""Seconds to make a posterior of a NumPyro model, beside a first NUTS run of that
+model.
 
     python -m benchmarks.numpyro_posteriors [MODEL …]
 

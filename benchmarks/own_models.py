@@ -1,4 +1,6 @@
-"""Clipped gradient sums of models of one's own, against JAX-Privacy's for one clip and the plain gradient."""
+"""Clipped gradient sums of models of one's own, against JAX-Privacy's for one clip and
+the plain gradient.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from benchmarks.timing import side_by_side
 
 DEVICES, CLIP, EXAMPLE_CLIP = 30, 1e6, 0.5
 ROUNDS = 4
-"""Of the loop in which gradients are taken too: XLA compiles what is in a loop, as rounds are, in other ways."""
+"""Of the loop in which gradients are taken too: XLA compiles what is in a loop, as
+rounds are, in other ways.
+"""
 MICROBATCHES = (50, 200, 1000)
 """Sizes that JAX-Privacy is tried with; its best one counts."""
 
@@ -37,7 +41,9 @@ def _layer(generator: np.random.Generator, *shape: int) -> Any:
 
 
 def models() -> list[Model]:
-    """Return a network of dense layers, a logistic regression, and a small convolutional network."""
+    """Return a network of dense layers, a logistic regression, and a small
+    convolutional network.
+    """
     generator = np.random.default_rng(0)
 
     def dense(p: Any, one: Any) -> Any:
@@ -78,7 +84,9 @@ def models() -> list[Model]:
 
 
 def calls(model: Model) -> dict[str, Callable[[], Any]]:
-    """Return what is timed: our two sums, JAX-Privacy's with several microbatches, the plain gradient, and loops."""
+    """Return what is timed: our two sums, JAX-Privacy's with several microbatches, the
+    plain gradient, and loops.
+    """
 
     def log_prior(p: Any) -> Any:
         return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p))
@@ -113,7 +121,9 @@ def calls(model: Model) -> dict[str, Callable[[], Any]]:
     total = jax.jit(jax.grad(lambda p, batch: len(model.data["y"]) * loss(p, batch)))
 
     def rounds(gradient: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return a function that takes several rounds in one compiled loop, and gives where they lead to."""
+        """Return a function that takes several rounds in one compiled loop, and gives
+        where they lead to.
+        """
 
         def one(at: Any, given: Any) -> Any:
             return jax.tree.map(lambda x, g: x - 1e-9 * g, at, gradient(at, given))

@@ -22,7 +22,9 @@ from wflmc.planning.solvers.program import PowerProgram, round_bounds, solve_by_
 def program_of(
     rounds: int, devices: int, snr_db: float, objective: str, correlation: float = 0.0
 ) -> PowerProgram:
-    """The paper's Gaussian study over a Rayleigh channel with thresholds, at any size, as the solver sees it."""
+    """The paper's Gaussian study over a Rayleigh channel with thresholds, at any size,
+    as the solver sees it.
+    """
     posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=devices, examples=40 * devices
     )
@@ -47,7 +49,9 @@ def program_of(
 
 
 def dense_program(rounds: int, devices: int, objective: str) -> PowerProgram:
-    """Random activity of density one half, unequal budgets: sizes that no generic solver takes."""
+    """Random activity of density one half, unequal budgets: sizes that no generic
+    solver takes.
+    """
     rng = np.random.default_rng(0)
     on = rng.random((rounds, devices), dtype=np.float32) < 0.5
     on[:, 0] |= ~on.any(1)
@@ -64,7 +68,9 @@ def dense_program(rounds: int, devices: int, objective: str) -> PowerProgram:
 def against_cvxpy(
     sizes: list[tuple[int, int, int]],
 ) -> tuple[Table, dict[str, list[float]]]:
-    """Ratio of times and of objectives, and all ratios of times by size; cvxpy is timed as a user would call it."""
+    """Ratio of times and of objectives, and all ratios of times by size; cvxpy is timed
+    as a user would call it.
+    """
     table = Table(title="Planning against cvxpy + Clarabel (medians, calls in turns)")
     for name in (
         "S",

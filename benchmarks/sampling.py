@@ -15,7 +15,9 @@ from wflmc import channel
 
 
 def numpy_chain(posterior, plan, generator):
-    """One chain as a first program would write it: a loop over rounds, and one over devices."""
+    """One chain as a first program would write it: a loop over rounds, and one over
+    devices.
+    """
     theta = generator.standard_normal(posterior.dim)
     for s in range(len(plan.rounds)):
         received = np.sqrt(plan.noise_power) * generator.standard_normal(posterior.dim)
@@ -32,7 +34,9 @@ def numpy_chain(posterior, plan, generator):
 
 
 def numpy_chains(posterior, plan, generator, chains):
-    """All chains at once in NumPy, with a loop over rounds and one over devices: what a careful program would do."""
+    """All chains at once in NumPy, with a loop over rounds and one over devices: what a
+    careful program would do.
+    """
     theta = generator.standard_normal((chains, posterior.dim))
     for s in range(len(plan.rounds)):
         received = np.sqrt(plan.noise_power) * generator.standard_normal(theta.shape)
@@ -75,7 +79,9 @@ def study() -> tuple[Any, Any]:
 
 
 def against_parts(chains: int = 10_000) -> Table:
-    """The sampler against what it is made of: noise by itself, and gradients with clipping by themselves."""
+    """The sampler against what it is made of: noise by itself, and gradients with
+    clipping by themselves.
+    """
     posterior, plan = study()
     ready = posterior.on_accelerator(chains, 2**29)
     rounds, (weight, clip) = (
@@ -121,7 +127,9 @@ def against_parts(chains: int = 10_000) -> Table:
 
 
 def against_products(examples: int = 60_000, dim: int = 3969) -> Table:
-    """Record clips of images as scattering features: a round's gradients against the two matrix products in them."""
+    """Record clips of images as scattering features: a round's gradients against the
+    two matrix products in them.
+    """
     generator, classes, devices = np.random.default_rng(0), 10, 30
     X = generator.standard_normal((examples, dim), np.float32) / np.float32(dim**0.5)
     made = wflmc.softmax_regression(

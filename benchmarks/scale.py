@@ -1,4 +1,6 @@
-"""Sizes that a first program would not survive: each in a process of its own, with its peak memory."""
+"""Sizes that a first program would not survive: each in a process of its own, with its
+peak memory.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def measure(name: str) -> dict[str, float]:
 
 
 def peak_memory() -> float:
-    """Peak MiB of this process; Linux hands ru_maxrss down to children, and VmHWM does not."""
+    """Peak MiB of this process; Linux hands ru_maxrss down to children, and VmHWM does
+    not.
+    """
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024

@@ -1,4 +1,6 @@
-"""What a Dask cluster on this machine costs a sweep, and what it brings: `python -m benchmarks.sweep`."""
+"""What a Dask cluster on this machine costs a sweep, and what it brings: `python -m
+benchmarks.sweep`.
+"""
 
 from __future__ import annotations
 

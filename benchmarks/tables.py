@@ -1,11 +1,13 @@
-"""Private estimators on small tables: against a search on the test set at the same ε, and against no privacy at all.
+"""Private estimators on small tables: against a search on the test set at the same ε,
+and against no privacy at all.
 
     python -m benchmarks.tables [SPLITS] [TABLE …]
     python -m benchmarks.tables 10 rare
 
-Every table is split SPLITS times (20); all of ε = 3, δ = 1e-5 per record (adjacency: replace) counts, scaling and the
-regressor's noise scale included. The search runs every candidate of a finer grid on the same scaled features and is
-told which one is best on the test rows: nobody could do that in practice.
+Every table is split SPLITS times (20); all of ε = 3, δ = 1e-5 per record (adjacency:
+replace) counts, scaling and the regressor's noise scale included. The search runs every
+candidate of a finer grid on the same scaled features and is told which one is best on
+the test rows: nobody could do that in practice.
 """
 
 from __future__ import annotations
@@ -163,7 +165,8 @@ def measure(
     if settings:
         scores = np.array(list(settings.values()))
         result["search"] = scores[scores.mean(1).argmax()]
-        # The best of many is lucky too: found on the other half of the splits, it is only as good as it is.
+        # The best of many is lucky too: found on the other half of the splits, it is
+        # only as good as it is.
         even = np.arange(splits) % 2 == 0
         halves = [
             scores[scores[:, ~half].mean(1).argmax()][half] for half in (even, ~even)
@@ -173,7 +176,9 @@ def measure(
 
 
 def rare_class(seed: int) -> float:
-    """Return the mean probability of a class of 3 % over its share of the fitted rows, in a table of pure noise."""
+    """Return the mean probability of a class of 3 % over its share of the fitted rows,
+    in a table of pure noise.
+    """
     generator = np.random.default_rng(seed)
     X = generator.standard_normal((20_000, 8))
     y = np.where(generator.random(len(X)) < 0.03, "yes", "no")

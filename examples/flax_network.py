@@ -1,4 +1,5 @@
-"""A Bayesian neural network in Flax on handwritten digits, under privacy: beside federated descent at the same ε.
+"""A Bayesian neural network in Flax on handwritten digits, under privacy: beside
+federated descent at the same ε.
 
 python examples/flax_network.py        # --epsilon 8, --step 0.002, --chains 8
 """
@@ -34,14 +35,17 @@ def log_likelihood(logits, digit):
 
 
 def make_posterior(train):
-    # The cost of a network is not convex: L is a value to tune steps by, and no bound holds.
+    # The cost of a network is not convex: L is a value to tune steps by, and no bound
+    # holds.
     return wflmc.from_flax(
         Network(nnx.Rngs(0)), log_likelihood, train, devices=DEVICES, prior=1.0, L=500.0
     )
 
 
 def make_plans(posterior, epsilon, step_size, rounds=300):
-    """Plans of sampling and of descent: one link, one promise, as many rounds, as large a step."""
+    """Plans of sampling and of descent: one link, one promise, as many rounds, as large
+    a step.
+    """
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=30)
     clip = CLIP * float(posterior.sizes.max())
     privacy = wflmc.Privacy(
@@ -68,7 +72,9 @@ def make_plans(posterior, epsilon, step_size, rounds=300):
 
 
 def scores(posterior, theta, test):
-    """Accuracy, ECE and NLL of each replica's mean prediction over its draws, theta[replica, draw, m]."""
+    """Accuracy, ECE and NLL of each replica's mean prediction over its draws,
+    theta[replica, draw, m].
+    """
     p = posterior.predictive(
         lambda q, u: jax.nn.softmax(posterior.apply(q, u)), theta, test[0]
     )

@@ -1,6 +1,8 @@
-"""A hierarchical model: every hospital is a device with a level of its own, drawn from a population that is learned.
+"""A hierarchical model: every hospital is a device with a level of its own, drawn from
+a population that is learned.
 
-What is predicted is a hospital that has sent nothing yet: how far hospitals differ decides how sure one may be.
+What is predicted is a hospital that has sent nothing yet: how far hospitals differ
+decides how sure one may be.
 
     python examples/hierarchical.py        # --epsilon 2 …
 """
@@ -25,7 +27,9 @@ DELTA = 1e-5
 
 
 def load():
-    """Records of the hospitals, and one record of each of many new hospitals with its true level."""
+    """Records of the hospitals, and one record of each of many new hospitals with its
+    true level.
+    """
     rng = np.random.default_rng(0)
 
     def draw(hospitals, records):
@@ -58,7 +62,8 @@ def make_posterior(data):
         "slope": 0.0,
         "offset": np.zeros(HOSPITALS),
     }
-    # The cost is not convex in log_spread: mu and L are values to tune steps by, and no bound holds.
+    # The cost is not convex in log_spread: mu and L are values to tune steps by, and no
+    # bound holds.
     return wflmc.posterior_from(
         log_likelihood,
         log_prior,
@@ -82,7 +87,9 @@ def reference(posterior, data, draws=1000):
 
 
 def run(posterior, privacy, snr_db, chains, burn_in=300, samples=200):
-    """Traces of sampling and of descent (penalised maximum likelihood): one link, one promise, as many rounds."""
+    """Traces of sampling and of descent (penalised maximum likelihood): one link, one
+    promise, as many rounds.
+    """
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=snr_db)
     # Kinetic steps mix in far fewer rounds, but a promise's noise weighs more on them.
     kinetic = {
@@ -110,7 +117,9 @@ def run(posterior, privacy, snr_db, chains, burn_in=300, samples=200):
 
 
 def new_hospitals(posterior, theta, new):
-    """Spread found, coverage of 90 % intervals for the levels of new hospitals, and NLL of their records, [replica]."""
+    """Spread found, coverage of 90 % intervals for the levels of new hospitals, and NLL
+    of their records, [replica].
+    """
     (records, levels), found = new, posterior.unflatten(theta.astype(float))
     mean, spread, slope = (
         values[..., None]

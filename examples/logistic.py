@@ -1,4 +1,5 @@
-"""Bayesian logistic regression on the breast-cancer data: against NUTS, and under privacy against gradient descent.
+"""Bayesian logistic regression on the breast-cancer data: against NUTS, and under
+privacy against gradient descent.
 
 python examples/logistic.py            # --epsilon 8, --unit device, --steps 0.5 …
 """
@@ -14,11 +15,15 @@ from reference import log_density, needs, nuts, table, with_error
 
 DEVICES, TRAIN = 20, 400
 DELTA = 1e-5  # well below one over the number of records
-EXAMPLE_CLIP = 1.0  # gradients of records have norms of 2 at the start, and far below 1 where the chain ends
+# gradients of records have norms of 2 at the start, and far below 1 where the chain
+# ends
+EXAMPLE_CLIP = 1.0
 
 
 def load():
-    """Standardised features and labels: (X, y) to train on, and (X, y) to test on. Means and scales are public."""
+    """Standardised features and labels: (X, y) to train on, and (X, y) to test on.
+    Means and scales are public.
+    """
     X, y = needs("sklearn.datasets", "scikit-learn").load_breast_cancer(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     X, y = X[order], y[order]
@@ -45,7 +50,8 @@ def log_prior(parameters):  # N(0, 1) on every parameter, up to a constant
 
 def make_posterior(train):
     start = {"weights": np.zeros(train[0].shape[1]), "intercept": 0.0}
-    # The prior alone makes the cost 1-strongly convex; p(1 − p) ≤ 1/4 bounds the curvature of every record.
+    # The prior alone makes the cost 1-strongly convex; p(1 − p) ≤ 1/4 bounds the
+    # curvature of every record.
     rows = np.column_stack([train[0], np.ones(len(train[0]))])
     smoothness = 1 + np.linalg.norm(rows, 2) ** 2 / 4
     return wflmc.posterior_from(
@@ -71,7 +77,9 @@ def reference(posterior, train, draws=1000):
 
 
 def exact_posterior(posterior, chains=60, burn_in=250, samples=150):
-    """No privacy constraint, everyone sends: kinetic Langevin, whose law is exact for Gaussian posteriors."""
+    """No privacy constraint, everyone sends: kinetic Langevin, whose law is exact for
+    Gaussian posteriors.
+    """
     link, privacy = (
         wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=60),
         wflmc.Privacy(clip=100.0),
@@ -90,7 +98,9 @@ def exact_posterior(posterior, chains=60, burn_in=250, samples=150):
 
 
 def private(posterior, epsilon, step_size, unit="record", rounds=200, chains=40):
-    """Traces of sampling and of descent: one link, one promise, as many rounds, as large a step."""
+    """Traces of sampling and of descent: one link, one promise, as many rounds, as
+    large a step.
+    """
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=30)
     clip = EXAMPLE_CLIP * TRAIN / DEVICES
     by_record = (
@@ -123,7 +133,9 @@ def private(posterior, epsilon, step_size, unit="record", rounds=200, chains=40)
 
 
 def scores(posterior, theta, test):
-    """Accuracy, ECE and NLL of each replica's mean prediction over its draws, theta[replica, draw, m]."""
+    """Accuracy, ECE and NLL of each replica's mean prediction over its draws,
+    theta[replica, draw, m].
+    """
     p = posterior.predictive(lambda q, u: jax.nn.sigmoid(logit(q, u)), theta, test[0])
     p = np.clip(np.asarray(p, float), 1e-30, 1 - 1e-16)
     found = wflmc.evaluation.calibration(np.stack([1 - p, p], -1), test[1])

@@ -1,9 +1,11 @@
-"""Chains on several hosts: each one runs this script with its own --host, and host 0 puts the parts together.
+"""Chains on several hosts: each one runs this script with its own --host, and host 0
+puts the parts together.
 
 python examples/multihost.py --coordinator ADDRESS:PORT --hosts 2 --host 0 --out chains    # on the first
 python examples/multihost.py --coordinator ADDRESS:PORT --hosts 2 --host 1 --out chains    # on the second
 
-ADDRESS is that of host 0, and --out a folder that all hosts see. With --hosts 1 no coordinator is needed.
+ADDRESS is that of host 0, and --out a folder that all hosts see. With --hosts 1 no
+coordinator is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ CHAINS = 12
 
 
 def sampled(numbers: np.ndarray) -> wflmc.Trace:
-    """The chains of these numbers, over the accelerators of this host; every host makes the same plan."""
+    """The chains of these numbers, over the accelerators of this host; every host makes
+    the same plan.
+    """
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=30)
     plan = wflmc.plan(
         posterior,

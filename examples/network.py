@@ -1,4 +1,5 @@
-"""A small Bayesian neural network on handwritten digits, trained under privacy: against descent, and against NUTS.
+"""A small Bayesian neural network on handwritten digits, trained under privacy: against
+descent, and against NUTS.
 
 python examples/network.py             # --epsilon 8, --steps 0.002 …
 """
@@ -26,7 +27,9 @@ def load():
 
 
 def logits(parameters, pixels):
-    """Two layers; the factors keep their inputs of order one when every parameter is N(0, 1), as the prior has it."""
+    """Two layers; the factors keep their inputs of order one when every parameter is
+    N(0, 1), as the prior has it.
+    """
     hidden = jnp.tanh(parameters["in"] @ pixels / 4 + parameters["bias"])
     return parameters["out"] @ hidden * 3 / HIDDEN**0.5 + parameters["level"]
 
@@ -50,7 +53,8 @@ def make_posterior(train):
         "out": np.zeros((10, HIDDEN)),
         "level": np.zeros(10),
     }
-    # The cost of a network is not convex: mu and L are values to tune steps by, and no bound holds.
+    # The cost of a network is not convex: mu and L are values to tune steps by, and no
+    # bound holds.
     return wflmc.posterior_from(
         log_likelihood,
         log_prior,
@@ -63,7 +67,9 @@ def make_posterior(train):
 
 
 def reference(posterior, train, warmup=100, draws=100):
-    """Hidden units may change places, so that only predictions can be compared, not weights."""
+    """Hidden units may change places, so that only predictions can be compared, not
+    weights.
+    """
     on_device = (jnp.asarray(train[0], jnp.float32), jnp.asarray(train[1]))
     start = jnp.asarray(posterior.start, jnp.float32)
     return nuts(
@@ -77,7 +83,9 @@ def reference(posterior, train, warmup=100, draws=100):
 
 
 def private(posterior, epsilon, step_size, rounds=400, chains=8):
-    """Traces of sampling and of descent: one link, one promise, as many rounds, as large a step."""
+    """Traces of sampling and of descent: one link, one promise, as many rounds, as
+    large a step.
+    """
     link = wflmc.Link(wflmc.channel.rayleigh(power=1.0), snr_db=30)
     clip = EXAMPLE_CLIP * TRAIN / DEVICES
     privacy = wflmc.Privacy(
@@ -108,7 +116,9 @@ def private(posterior, epsilon, step_size, rounds=400, chains=8):
 
 
 def scores(posterior, theta, test):
-    """Accuracy, ECE and NLL of each replica's mean prediction over its draws, theta[replica, draw, m]."""
+    """Accuracy, ECE and NLL of each replica's mean prediction over its draws,
+    theta[replica, draw, m].
+    """
     p = posterior.predictive(lambda q, u: jax.nn.softmax(logits(q, u)), theta, test[0])
     found = wflmc.evaluation.calibration(
         np.maximum(np.asarray(p, float), 1e-30), test[1]

@@ -1,8 +1,10 @@
-"""Radon-like measurements by county, every county a device, at (8, 1e-5) per record: coverage of the county means.
+"""Radon-like measurements by county, every county a device, at (8, 1e-5) per record:
+coverage of the county means.
 
 python examples/radon.py               # --epsilon 8, --chains 20
 
-Geometry comes from a public survey of the same design, simulated here: ε covers all that is taken from the data.
+Geometry comes from a public survey of the same design, simulated here: ε covers all
+that is taken from the data.
 """
 
 import argparse
@@ -45,7 +47,9 @@ def model(county, basement, log_radon, counties):
 
 
 def coverage(levels, truth, share=0.9):
-    """Share of counties whose true mean is in the central interval of each chain's draws [chain, draw, county]."""
+    """Share of counties whose true mean is in the central interval of each chain's
+    draws [chain, draw, county].
+    """
     low, high = np.quantile(levels, [(1 - share) / 2, (1 + share) / 2], axis=1)
     return ((truth >= low) & (truth <= high)).mean(1)
 

@@ -17,7 +17,8 @@ def needs(module, package):
 
 
 def nuts(key, log_density, start, warmup=500, draws=1000, doublings=10):
-    """theta[1, draw, m] of one chain of BlackJAX's No-U-Turn sampler, on all data in one place.
+    """theta[1, draw, m] of one chain of BlackJAX's No-U-Turn sampler, on all data in
+    one place.
 
     A trajectory has at most 2 to the power of `doublings` steps.
     """
@@ -42,7 +43,9 @@ def nuts(key, log_density, start, warmup=500, draws=1000, doublings=10):
 
 
 def log_density(posterior, data):
-    """log p(θ|D) of a posterior by `wflmc.posterior`, up to a constant, from all its data in one place."""
+    """log p(θ|D) of a posterior by `wflmc.posterior`, up to a constant, from all its
+    data in one place.
+    """
     model = posterior.model
 
     def of(theta):

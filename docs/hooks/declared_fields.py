@@ -1,4 +1,5 @@
-"""An extension of Griffe: show the descriptions of fields that their annotations declare.
+"""An extension of Griffe: show the descriptions of fields that their annotations
+declare.
 
 Griffe reads sources. The decorator `documented` adds the descriptions to a docstring
 when its module is imported, so the docstring is taken from there.

@@ -1,8 +1,10 @@
-"""Gold standards: posteriors of posteriordb by one recipe, without hand-tuned steps, beside their reference draws.
+"""Gold standards: posteriors of posteriordb by one recipe, without hand-tuned steps,
+beside their reference draws.
 
     python examples/gold/recipe.py FOLDER          # of the JSON files: data and reference means and sds
 
-Data are split over 5 devices, without privacy (`no-dp`) and over an ideal link: what is left is the error of sampling.
+Data are split over 5 devices, without privacy (`no-dp`) and over an ideal link: what is
+left is the error of sampling.
 """
 
 import argparse
@@ -25,11 +27,15 @@ IDEAL = {
     "privacy": wflmc.Privacy(clip=1e5),
 }
 MEAN, SPREAD = 0.1, 0.05
-"""The largest error of a mean in reference standard deviations, and of a standard deviation, relative."""
+"""The largest error of a mean in reference standard deviations, and of a standard
+deviation, relative.
+"""
 
 
 def draw(name, data, devices=DEVICES, chains=CHAINS):
-    """Values by site of [chain, draw], by the recipe: from_numpyro, plan and sample with their defaults."""
+    """Values by site of [chain, draw], by the recipe: from_numpyro, plan and sample
+    with their defaults.
+    """
     posterior = wflmc.from_numpyro(getattr(models, name), data, devices=devices)
     plan = wflmc.plan(posterior, **IDEAL, policy=wflmc.Policy("no-dp"))
     return posterior.unflatten(

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # A Bayesian neural network in Flax, with calibration
 #
-# Digits of 8 × 8 pixels, 1000 of them on ten devices, at (ε, δ) = (8, 1e-5) per image, adjacency `replace`.
+# Digits of 8 × 8 pixels, 1000 of them on ten devices, at (ε, δ) = (8, 1e-5) per image,
+# adjacency `replace`.
 
 # %%
 import jax
@@ -52,7 +53,8 @@ trace = wflmc.sample(jax.random.key(2), posterior, plan, chains=4)
 # %% [markdown]
 # ## Which diagnostic to believe
 #
-# Hidden units are exchangeable, so R-hat of the weights means little. Look at R-hat of the predictions.
+# Hidden units are exchangeable, so R-hat of the weights means little. Look at R-hat of
+# the predictions.
 
 # %%
 functions = {

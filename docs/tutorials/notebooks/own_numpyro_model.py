@@ -1,7 +1,8 @@
 # %% [markdown]
 # # A custom NumPyro model
 #
-# A NumPyro model is used as it is: its sites are the parameters, and its observations are
+# A NumPyro model is used as it is: its sites are the parameters, and its observations
+# are
 # split over devices.
 
 # %%
@@ -58,7 +59,8 @@ for site, values in sorted(nuts.get_samples().items()):
 # ## With privacy
 #
 # (ε, δ) = (8, 1e-5) per record, adjacency `replace`. The pilot chains look at the data
-# here, which ε does not cover; the plan's warnings state this. With the posterior of public
+# here, which ε does not cover; the plan's warnings state this. With the posterior of
+# public
 # data as `preconditioner`, everything is covered.
 
 # %%

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Quick start
 #
-# Thirty devices hold the data of a linear regression. We plan, sample and compare with the
+# Thirty devices hold the data of a linear regression. We plan, sample and compare with
+# the
 # exact posterior.
 
 # %%
@@ -19,7 +20,8 @@ posterior
 # %% [markdown]
 # ## A plan
 #
-# The plan says which devices transmit in every round and how strongly. Its ε is for adjacency `replace`.
+# The plan says which devices transmit in every round and how strongly. Its ε is for
+# adjacency `replace`.
 
 # %%
 plan = wflmc.plan(

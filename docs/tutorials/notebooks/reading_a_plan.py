@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Reading a plan
 #
-# A plan is everything that the sampler needs. It has three parts: the rounds, a certificate and a context.
+# A plan is everything that the sampler needs. It has three parts: the rounds, a
+# certificate and a context.
 
 # %%
 import jax
@@ -23,7 +24,8 @@ plan
 # %% [markdown]
 # ## What limits a round
 #
-# Every round is at one of three limits: the noise that Langevin sampling needs, transmit power, or the privacy budget.
+# Every round is at one of three limits: the noise that Langevin sampling needs,
+# transmit power, or the privacy budget.
 
 # %%
 print(plan.regime_share)
