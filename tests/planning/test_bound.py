@@ -81,9 +81,9 @@ def test_contraction_on_both_branches():
 
 def test_a_step_just_below_its_limit_is_not_called_too_small():
     step = 2 / 3 * (1 - 1e-13)
-    with pytest.raises(wflmc.InputError, match=r"further below 2/L = 0\.666667"):
+    with raises_input_error("step_size", "further below", "2/L = 0.666667"):
         overdamped().contraction(step, 1.0, 3.0)
-    with pytest.raises(wflmc.InputError, match="is too small"):
+    with raises_input_error("step_size", "too small"):
         overdamped().contraction([0.1, 1e-13], 1.0, 3.0)
 
 

@@ -235,11 +235,11 @@ def test_channels_known_badly_are_paid_for(posterior):
     assert np.all(real <= robust.spent)
     reality = naive.with_rounds(received=np.full_like(ratio, 1 / 0.9))
     np.testing.assert_allclose(reality.spent, naive.spent / 0.81, rtol=1e-12)
-    with pytest.raises(
-        OverspendError,
-        match=r"device \d+ to a loss of 2\.99\d+|device \d+ to a loss of 3\.",
-    ):
+    with pytest.raises(OverspendError) as caught:
         wflmc.sample(jax.random.key(0), posterior, reality, 2)
+    overspent = caught.value
+    assert overspent.budget == budget[overspent.device]
+    assert overspent.budget < overspent.loss < 1.1 * overspent.budget
     wflmc.sample(jax.random.key(0), posterior, robust, 2)
 
 

@@ -16,6 +16,7 @@ from wflmc.apps.audit import audit_pair
 from wflmc.sums import reference
 
 from ..conftest import FULL, count
+from ..error_tools import codes_of, missing_facts, text_of
 from ..sampling.compile_tools import clipped_sum, gradients
 from .custom_tools import (
     GAUSSIAN,
@@ -160,22 +161,17 @@ def test_estimates_of_a_large_model_are_by_lanczos(monkeypatch):
 def test_plans_say_what_was_estimated():
     own = as_own(GAUSSIAN, batch=5)
     common = {"step_size": 0.1 / own.L, "burn_in": 2, "samples": 2}
-    told = " ".join(wflmc.plan(own, LINK, wflmc.Privacy(), **common).warnings)
-    assert "mu and L estimated by" in told
-    assert "Laplace estimate" in told
-    assert "Mini-batches" in told
+    plan = wflmc.plan(own, LINK, wflmc.Privacy(), **common)
+    assert {"estimated-start", "mini-batches"} <= set(codes_of(plan))
+    assert not missing_facts(text_of(plan, "estimated-constants"), ("mu", "L"))
     silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
-    told = " ".join(
-        wflmc.plan(silent, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common).warnings
-    )
-    assert "estimate" not in told
+    common["initial_w2_sq"] = 1.0
+    plan = wflmc.plan(silent, LINK, wflmc.Privacy(), **common)
+    assert not {"estimated-constants", "estimated-start"} & set(codes_of(plan))
     half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
-    assert (
-        "L estimated by"
-        in wflmc.plan(
-            half, LINK, wflmc.Privacy(), initial_w2_sq=1.0, **common
-        ).warnings[-1]
-    )
+    plan = wflmc.plan(half, LINK, wflmc.Privacy(), **common)
+    text = text_of(plan, "estimated-constants")
+    assert missing_facts(text, ("mu", "L")) == ["mu"]
 
 
 @pytest.mark.parametrize("batch", [None, 4])

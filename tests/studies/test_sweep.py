@@ -432,7 +432,8 @@ def test_interrupted_and_started_again(sweep, small, tmp_path):
         os.killpg(held.process.pid, signal.SIGINT)
         out, err = held.process.communicate(timeout=PATIENCE)
     assert (held.process.returncode, out) == (1, "")
-    assert err == "wflmc: Interrupted; files and points that were finished are kept.\n"
+    assert err.startswith("wflmc: Interrupted")
+    assert err.count("\n") == 1
     wait_until_gone(workers)
     done = kept(cache)
     assert 2 <= done < 6
