@@ -24,8 +24,28 @@ from wflmc.scenario.files import (
 from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
 
 __all__ = [
-    "OWNER_ONLY", "THESE_DATA", "Inputs", "NotCovered", "Scenario", "build", "build_link", "build_policy",
-    "build_posterior", "build_privacy", "build_sampler", "data_notices", "file_digests", "irrelevant", "load_data",
-    "load_scenario", "not_covered", "plain", "plan_request", "step_sizes", "to_json", "to_toml", "validate",
+    "OWNER_ONLY",
+    "THESE_DATA",
+    "Inputs",
+    "NotCovered",
+    "Scenario",
+    "build",
+    "build_link",
+    "build_policy",
+    "build_posterior",
+    "build_privacy",
+    "build_sampler",
+    "data_notices",
+    "file_digests",
+    "irrelevant",
+    "load_data",
+    "load_scenario",
+    "not_covered",
+    "plain",
+    "plan_request",
+    "step_sizes",
+    "to_json",
+    "to_toml",
+    "validate",
     "with_values",
-]  # fmt: skip
+]

@@ -75,40 +75,69 @@ class Inputs(NamedTuple):
 
     @property
     def spent(self) -> NDArray[np.float64]:
-        """Loss of every device before the first round of a chain, [K]."""
-        return (
-            np.zeros(self.posterior.devices)
-            if self.release is None
-            else self.release.spent
-        )
+        """Privacy loss of every device before the first round of a chain, [K].
+
+        It is that of the release that whitens, and 0 without one.
+        """
+        if self.release is None:
+            return np.zeros(self.posterior.devices)
+        return self.release.spent
 
     @property
     def public(self) -> bool:
-        """Whether a promise is made and no number of a plan comes from the data: then a plan says nothing of them."""
-        return self.privacy.epsilon is not None and not any(
-            item.name in CONSTANTS for item in self.not_covered
-        )
+        """Whether a promise is made and no number of a plan comes from the data.
+
+        A plan then reveals nothing of them.
+        """
+        if self.privacy.epsilon is None:
+            return False
+        return not any(item.name in CONSTANTS for item in self.not_covered)
 
 
 THESE_DATA = "these data"
+"""What notices call the data of a scenario."""
+MANY_HIDDEN_DIRECTIONS = 0.5
+"""Fraction of directions that noise hides from a release, with a notice above it."""
+MAX_EXPRESSION_CHARACTERS = 200
+"""Of an expression in a scenario; longer ones could exhaust the parser."""
+IMAGE_CLASSES = 10
+"""Of MNIST and Fashion-MNIST, which are public."""
+ROUNDING = 1e-12
+"""Relative difference up to which a constant counts as that of the data."""
+MISSING_PUBLIC_ROWS = "the path of an .npz or .csv file with public rows"
+DATA_SOURCES = (
+    "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+)
 
 
 def build(
     scenario: Scenario, key: jax.Array | None = None, data_words: str = THESE_DATA
 ) -> Inputs:
-    """Return the three inputs of a scenario, the step size of its last round, and its dynamics.
+    """Return the inputs of planning for a scenario.
+
+    They are posterior, link and privacy, the step size of the last round, the dynamics,
+    and what users should know about them. Data are loaded or drawn, and a release that
+    whitens is made.
 
     Args:
-        scenario: of which the inputs are.
-        key: the noise of a release that whitens, where the scenario's seed is secret; drawn by default.
-        data_words: what the scenario's data are, in the words of notices.
+        scenario: as `validate` returns it.
+        key: of the noise of a release that whitens, where the scenario's seed is
+            secret; drawn by default.
+        data_words: what notices call the scenario's data.
+
+    Returns:
+        The inputs, with what ε does not cover of them.
+
+    Raises:
+        InputError: names the key that is wrong, or that contradicts the data.
     """
     notices = [
         Notice(NoticeCode.NO_EFFECT, f"{name} has no effect: {reason}.")
         for name, reason in irrelevant(scenario).items()
-        if scenario.given(name)
+        if scenario.is_set(name)
     ]
-    link, privacy = build_link(scenario), build_privacy(scenario)
+    link = build_link(scenario)
+    privacy = build_privacy(scenario)
     posterior, test = build_posterior(scenario)
     posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
     notices += _constant_notices(scenario, posterior, data_words)
@@ -117,25 +146,26 @@ def build(
     posterior = dataclasses.replace(posterior, mu=mu, L=L)
     step_size = float(np.ravel(step_sizes(scenario, posterior))[-1])
     dynamics = by_name(scenario.sampler.dynamics, _friction(scenario, mu, L))
-    if release is not None and release.hidden > 0.5:
+    if release is not None and release.hidden > MANY_HIDDEN_DIRECTIONS:
         text = (
-            f"Noise hides {release.hidden:.0%} of the features' directions from the release, which leaves them as they "
-            "are: a higher SNR, more whiten_rounds or whiten_share, or a whiten_clip nearer to the features' size help."
+            f"Noise hides {release.hidden:.0%} of the features' directions from the "
+            "release, which leaves them as they are: a higher SNR, more whiten_rounds "
+            "or whiten_share, or a whiten_clip nearer to the features' size help."
         )
         notices.append(Notice(NoticeCode.HIDDEN_DIRECTIONS, text))
     uncovered = not_covered(
         scenario, scored=test is not None, by_model=posterior.not_covered
     )
     return Inputs(
-        posterior,
-        link,
-        privacy,
-        step_size,
-        tuple(notices),
-        test,
-        release,
-        dynamics,
-        uncovered,
+        posterior=posterior,
+        link=link,
+        privacy=privacy,
+        step_size=step_size,
+        notices=tuple(notices),
+        test=test,
+        release=release,
+        dynamics=dynamics,
+        not_covered=uncovered,
     )
 
 
@@ -150,20 +180,26 @@ def _friction(scenario: Scenario, mu: float, L: float) -> float:
 
 
 def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
-    """Return η of a scenario: a number, or an array [S] where it changes with the round."""
+    """Return the step size η of a scenario.
+
+    Args:
+        scenario: of which the section `sampler` is used.
+        posterior: whose μ and L an expression may use.
+
+    Returns:
+        A number, or an array [S] where the step size changes with the round.
+
+    Raises:
+        InputError: the expression is wrong, or a list stands beside burn_in = "auto".
+    """
     section = scenario.sampler
     if isinstance(section.step_size, list) and section.burn_in == "auto":
-        raise InputError(
-            "sampler.burn_in",
-            "auto",
-            "a number with a sampler.step_size for every round",
-        )
+        requirement = "a number with a sampler.step_size for every round"
+        raise InputError("sampler.burn_in", "auto", requirement)
+    if isinstance(section.step_size, float):
+        return section.step_size
     if not isinstance(section.step_size, str):
-        return (
-            section.step_size
-            if isinstance(section.step_size, float)
-            else np.array(section.step_size)
-        )
+        return np.array(section.step_size)
     names: dict[str, Value] = {"mu": posterior.mu, "L": posterior.L}
     if section.burn_in != "auto":  # which a pilot with this step size finds
         rounds = section.burn_in + section.samples
@@ -176,46 +212,68 @@ def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
 
 
 def evaluate_expression(key: str, text: str, names: Mapping[str, Value]) -> Value:
-    """Return the value of an expression of numbers, + - * / **, brackets, min, max and names, of numbers or arrays.
+    """Return the value of an arithmetic expression.
 
-    A comparison (< <= > >=) is 1 where it holds and 0 elsewhere.
+    It may have numbers, + - * / **, brackets, min, max, names, and comparisons with <,
+    <=, > or >=, which are 1 where they hold and 0 elsewhere. Nothing else is evaluated.
+
+    Args:
+        key: of a scenario, for errors.
+        text: the expression.
+        names: numbers or arrays that it may use.
+
+    Returns:
+        A number, or an array where a name is one.
+
+    Raises:
+        InputError: the text is no such expression, or divides by 0 or overflows.
 
     >>> evaluate_expression("step_size", "0.4/(mu+L)", {"mu": 1.0, "L": 3.0})
     0.1
-    >>> evaluate_expression("step_size", "min(0.2, 0.1*(1+3*(s<=2)))", {"s": np.arange(1.0, 5.0)})
+    >>> rounds = {"s": np.arange(1.0, 5.0)}
+    >>> evaluate_expression("step_size", "min(0.2, 0.1*(1+3*(s<=2)))", rounds)
     array([0.2, 0.2, 0.1, 0.1])
     """
-    allowed = f"a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in {', '.join(names)}"
-
-    def value(node: ast.expr) -> Value:
-        match node:
-            case ast.Constant(value=number) if isinstance(
-                number, int | float
-            ) and not isinstance(number, bool):
-                return float(number)
-            case ast.Name(id=name) if name in names:
-                return names[name]
-            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if (
-                type(op) in _OPERATORS
-            ):
-                result = _OPERATORS[type(op)](value(left), value(right))
-                if not isinstance(result, complex):
-                    return 1.0 * result
-            case ast.Call(
-                func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]
-            ) if name in _CALLS:
-                return functools.reduce(_CALLS[name], map(value, parts))
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-                return -value(operand) if isinstance(sign, ast.USub) else value(operand)
-        raise ValueError
-
-    if len(text) > 200:
-        raise InputError(key, text, "at most 200 characters long")
+    if len(text) > MAX_EXPRESSION_CHARACTERS:
+        requirement = f"at most {MAX_EXPRESSION_CHARACTERS} characters long"
+        raise InputError(key, text, requirement)
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return value(ast.parse(text.strip(), mode="eval").body)
+            return _evaluate(ast.parse(text.strip(), mode="eval").body, names)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        raise InputError(key, text, allowed) from None
+        requirement = (
+            "a number, or arithmetic (+ - * / **, brackets, min, max and < <= > >=) in "
+            f"{', '.join(names)}"
+        )
+        raise InputError(key, text, requirement) from None
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:
+    """Return the value of a parsed expression; ValueError for one of another kind."""
+    match node:
+        case ast.Constant(value=bool()):
+            raise ValueError
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if (
+            type(op) in _OPERATORS
+        ):
+            operands = (_evaluate(left, names), _evaluate(right, names))
+            result = _OPERATORS[type(op)](*operands)
+            if not isinstance(result, complex):
+                return 1.0 * result
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if (
+            name in _CALLS
+        ):
+            values = [_evaluate(part, names) for part in parts]
+            return functools.reduce(_CALLS[name], values)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, names)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _evaluate(operand, names)
+    raise ValueError
 
 
 def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
@@ -224,11 +282,15 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
     Args:
         scenario: of which the section `posterior` is used.
 
+    Returns:
+        The posterior, in the coordinates of the model; and features and targets of the
+        test set, or None.
+
     Raises:
         InputError: names the key of that section.
     """
     if scenario.posterior.model not in MODELS:
-        return _own_model(scenario.posterior), None
+        return _custom_model(scenario.posterior), None
     try:
         return _regression(scenario)
     except InputError as error:  # about an argument, which has the name of the key
@@ -236,7 +298,7 @@ def build_posterior(scenario: Scenario) -> tuple[Posterior, Test | None]:
 
 
 def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
-    """Return one of our own models, and the test set where there is one."""
+    """Return a built-in model, and the test set where there is one."""
     section = scenario.posterior
     key = seeded(section.seed)
     data, columns = _load(scenario, key)
@@ -247,28 +309,24 @@ def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
     if section.model == "gaussian":
         posterior: Regression = gaussian_regression(key, section.devices, **common)
     else:
-        # The ten classes of images are no secret; of other data the labels are, unless they are declared.
-        classes = (
-            10
-            if section.data in DATA_SETS and section.classes is None
-            else section.classes
-        )
+        # The classes of images are public; those of other data are not, unless they are
+        # declared.
+        classes = section.classes
+        if section.data in DATA_SETS and classes is None:
+            classes = IMAGE_CLASSES
         posterior = softmax_regression(key, section.devices, classes=classes, **common)
     test = _test_set(section, key, posterior, data)
     return dataclasses.replace(posterior, columns=columns), test
 
 
-def _own_model(section: PosteriorSection) -> Posterior:
-    """Return the posterior of a model of one's own."""
-    if section.preconditioner != "none":
-        raise InputError(
-            "posterior.preconditioner",
-            section.preconditioner,
-            "none: a model of your own brings its own",
-        )
-    posterior = plugins.build_custom_model(
-        section.model, section.model_dump(exclude_unset=True)
-    )
+def _custom_model(section: PosteriorSection) -> Posterior:
+    """Return the posterior of a custom model."""
+    preconditioner = section.preconditioner
+    if preconditioner != "none":
+        requirement = "none: a model of your own brings its own"
+        raise InputError("posterior.preconditioner", preconditioner, requirement)
+    keys = section.model_dump(exclude_unset=True)
+    posterior = plugins.build_custom_model(section.model, keys)
     check_posterior(posterior)
     return posterior
 
@@ -276,61 +334,71 @@ def _own_model(section: PosteriorSection) -> Posterior:
 def _load(
     scenario: Scenario, key: jax.Array
 ) -> tuple[Features | None, tuple[str, ...]]:
-    """Return the scenario's data set and its features' names; None where the model makes its own."""
+    """Return the scenario's data set and the names of its features.
+
+    The data set is None where the model makes its own.
+    """
     section = scenario.posterior
     if section.data == "synthetic":
         return None, ()
     if section.data in DATA_SETS:
-        images, generator = load(section.data), host_generator(key, "data")
-        if section.features == "scattering":
-            chosen = draw_images(images, generator, section.examples)
-            by = section.whiten_from, section.whiten_ridge
-            return image_features(section.data, *by, section.intercept, chosen), ()
-        return mnist_features(images, generator, section.examples, section.dim), ()
+        return _load_images(section, key), ()
     if not is_data_path(section.data):
-        allowed = (
-            "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
-        )
-        raise InputError("data", section.data, allowed)
-    examples = section.examples if scenario.given("posterior.examples") else None
+        raise InputError("data", section.data, DATA_SOURCES)
+    examples = section.examples if scenario.is_set("posterior.examples") else None
     data, columns = load_data(section.data, _label_kind(section), examples)
-    for name, value in {
+    sizes = {
         "examples": len(data.y),
         "dim": data.X.shape[1] if data.X.ndim == 2 else 0,
-    }.items():
-        if scenario.given(f"posterior.{name}") and getattr(section, name) != value:
-            raise InputError(
-                name,
-                getattr(section, name),
-                f"{value}, as in the data file, or left out",
-            )
+    }
+    for name, size in sizes.items():
+        value = getattr(section, name)
+        if scenario.is_set(f"posterior.{name}") and value != size:
+            raise InputError(name, value, f"{size}, as in the data file, or left out")
     if not section.whiten_from:
         return data, columns
-    if not is_data_path(section.whiten_from):
-        raise InputError(
-            "whiten_from",
-            section.whiten_from,
-            "the path of an .npz or .csv file with public rows",
-        )
-    whitening = public_whitening(
-        load_data(section.whiten_from)[0].X, section.whiten_ridge
+    return _whiten(section, data), ()
+
+
+def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
+    """Return the features of images that are drawn from a data set."""
+    images = load(section.data)
+    generator = host_generator(key, "data")
+    if section.features != "scattering":
+        return mnist_features(images, generator, section.examples, section.dim)
+    drawn = draw_images(images, generator, section.examples)
+    return image_features(
+        section.data,
+        section.whiten_from,
+        section.whiten_ridge,
+        section.intercept,
+        drawn,
     )
-    X_test = None if data.X_test is None else whitening(data.X_test, section.intercept)
-    return Features(
-        whitening(data.X, section.intercept), data.y, X_test, data.y_test
-    ), ()
+
+
+def _whiten(section: PosteriorSection, data: Features) -> Features:
+    """Return features that public rows whiten."""
+    if not is_data_path(section.whiten_from):
+        raise InputError("whiten_from", section.whiten_from, MISSING_PUBLIC_ROWS)
+    public, _ = load_data(section.whiten_from)
+    whitening = public_whitening(public.X, section.whiten_ridge)
+    X_test = data.X_test
+    if X_test is not None:
+        X_test = whitening(X_test, section.intercept)
+    X = whitening(data.X, section.intercept)
+    return Features(X, data.y, X_test, data.y_test)
 
 
 def _label_kind(section: PosteriorSection) -> Labels:
-    """Return what the targets of a file are: as posterior.classes declares, or inferred."""
+    """Return what the targets of a file are, as declared, or to be inferred."""
     if section.model != "softmax":
         return "numbers"
     if section.classes is None:
         return "inferred"
-    declared = (
-        [section.classes] if isinstance(section.classes, int) else section.classes
-    )
-    return "text" if any(isinstance(name, str) for name in declared) else "numbers"
+    if isinstance(section.classes, int):
+        return "numbers"
+    has_text = any(isinstance(name, str) for name in section.classes)
+    return "text" if has_text else "numbers"
 
 
 def _test_set(
@@ -339,27 +407,28 @@ def _test_set(
     posterior: Regression,
     data: Features | None,
 ) -> Test | None:
-    """Return features and targets to test predictions on, checked against the model; None where there are none."""
+    """Return features and targets to test predictions on, checked against the model.
+
+    None where there are none.
+    """
     if data is None:
         if not isinstance(posterior, SoftmaxPosterior):
             return None
-        u, v = synthetic_labels(
+        features, labels = synthetic_labels(
             key, section.examples, section.dim, posterior.classes, stream="test"
         )
-        return u, np.asarray(posterior.class_names)[v]
+        return features, np.asarray(posterior.class_names)[labels]
     if data.X_test is None or data.y_test is None:
         return None
     try:
-        target = (
-            posterior.classes_of(data.y_test)
-            if isinstance(posterior, SoftmaxPosterior)
-            else data.y_test
-        )
+        target = data.y_test
+        if isinstance(posterior, SoftmaxPosterior):
+            target = posterior.classes_of(data.y_test)
         features, _ = check_data(data.X_test, target)
         posterior.design_matrix(features)
     except InputError as error:
-        given = f"a test set (X_test, y_test) with {error.value}"
-        raise InputError(error.key, given, error.requirement, error.section) from None
+        value = f"a test set (X_test, y_test) with {error.value}"
+        raise InputError(error.key, value, error.requirement, error.section) from None
     return features, data.y_test
 
 
@@ -370,7 +439,7 @@ def _preconditioned(
     privacy: Privacy,
     key: jax.Array | None,
 ) -> tuple[Posterior, Release | None]:
-    """Return the posterior in the coordinates that the scenario asks for, and what they have cost."""
+    """Return the posterior in the coordinates of the scenario, and what they cost."""
     section = scenario.posterior
     if section.preconditioner == "none":
         return posterior, None
@@ -395,33 +464,42 @@ def _preconditioned(
 def _constant_notices(
     scenario: Scenario, posterior: Posterior, data_words: str
 ) -> Iterator[Notice]:
-    """Yield what is odd about μ and L as the scenario gives them (0 stands for "computed"), and about the classes."""
+    """Yield notices about μ and L as the scenario has them, and about empty classes.
+
+    A constant of 0 in the scenario is computed from the data.
+    """
     section = scenario.posterior
-    mu, L = section.mu or posterior.mu, section.L or posterior.L
+    mu = section.mu or posterior.mu
+    L = section.L or posterior.L
     if mu > L:
-        key, limit = ("mu", "at most L") if section.mu else ("L", "at least mu")
-        raise InputError(
-            f"posterior.{key}", section.mu or section.L, limit
-        )  # which the data may tell, and this not
+        # The error shows the scenario's number, never the one that is computed from
+        # the data.
+        if section.mu:
+            raise InputError("posterior.mu", section.mu, "at most L")
+        raise InputError("posterior.L", section.L, "at least mu")
     if isinstance(posterior, SoftmaxPosterior):
-        empty = (
-            posterior.classes - np.unique(posterior.real_rows(posterior.labels)).size
-        )
+        labels = posterior.real_rows(posterior.labels)
+        empty = posterior.classes - np.unique(labels).size
         if empty:
-            text = f"{empty} of {posterior.classes} classes have no example in {data_words}."
+            classes = f"{empty} of {posterior.classes} classes"
+            text = f"{classes} have no example in {data_words}."
             yield Notice(NoticeCode.EMPTY_CLASSES, text)
-    if mu > posterior.mu * (1 + 1e-12):
+    if mu > posterior.mu * (1 + ROUNDING):
         text = (
             f"posterior.mu = {mu:g} is too large for {data_words}: the bound may fail."
         )
         yield Notice(NoticeCode.CONSTANT_TOO_LARGE, text)
-    if L < posterior.L * (1 - 1e-12):
+    if L < posterior.L * (1 - ROUNDING):
         text = f"posterior.L = {L:g} is too small for {data_words}: the bound may fail."
         yield Notice(NoticeCode.CONSTANT_TOO_SMALL, text)
 
 
 def build_privacy(scenario: Scenario) -> Privacy:
-    """Return the promise of a scenario."""
+    """Return the promise of a scenario, as the Python API takes it.
+
+    Raises:
+        InputError: keys of the section `privacy` contradict each other.
+    """
     section = scenario.privacy
     # With unit = "device" the key has no effect, and a warning says so.
     example_clip = section.example_clip if section.unit == "record" else None
@@ -429,7 +507,12 @@ def build_privacy(scenario: Scenario) -> Privacy:
 
 
 def build_link(scenario: Scenario) -> Link:
-    """Return the channel of a scenario."""
+    """Return the channel of a scenario; a file of gains is read.
+
+    Raises:
+        InputError: the file cannot be read, or keys of the section `link` contradict
+            each other.
+    """
     return core_value(Link, scenario.link, fading=_fading(scenario.link))
 
 
@@ -438,7 +521,10 @@ def build_sampler(scenario: Scenario, inputs: Inputs) -> Sampler:
 
     Args:
         scenario: of which the section `sampler` is used.
-        inputs: as `build` returns them; what a release has sent comes before the chain.
+        inputs: as `build` returns them; rounds of a release come before the chain.
+
+    Returns:
+        The sampler, with the dynamics of the inputs.
     """
     return core_value(
         Sampler,
@@ -450,7 +536,7 @@ def build_sampler(scenario: Scenario, inputs: Inputs) -> Sampler:
 
 
 def build_policy(scenario: Scenario) -> Policy:
-    """Return the policy of a scenario."""
+    """Return the policy of a scenario; the text "inf" becomes infinity."""
     section = scenario.policy
     limit = np.inf if section.max_round_noise == "inf" else section.max_round_noise
     return core_value(Policy, section, max_round_noise=limit)
@@ -488,7 +574,7 @@ def plan_request(
 
 
 def _fading(section: LinkSection) -> channel.Fading:
-    """Return the fading law that a section names: one of ours, or of another package."""
+    """Return the fading law that a section names, built in or of another package."""
     power = section.power
     match section.fading:
         case "file":
@@ -499,9 +585,8 @@ def _fading(section: LinkSection) -> channel.Fading:
             return channel.rayleigh(power, section.correlation)
         case "rician":
             return channel.rician(power, section.rician_k, section.correlation)
-    law: channel.Fading = plugins.load(
-        "fading", section.fading, "fading", {}, section="link"
-    )(power)
+    registered = plugins.load("fading", section.fading, "fading", {}, section="link")
+    law: channel.Fading = registered(power)
     return law
 
 

@@ -1,24 +1,31 @@
-"""What ε does not cover, in one list: what a run takes from private data, and what its folder shows of them."""
+"""What ε does not cover.
+
+It is what a run takes from private data outside its rounds, and what its folder shows
+of them.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from wflmc.data.sets import DATA_SETS
 from wflmc.planning.notices import PRIVATE_DATA, oracle_notice
 from wflmc.scenario.files import is_data_path
-from wflmc.scenario.schema import Scenario
+from wflmc.scenario.schema import PosteriorSection, Scenario
 from wflmc.support.notices import Notice, NoticeCode
 
 OWNER_ONLY = (
-    "This folder is for the owner of the data: clip rates, the exact law, scores and, unless sampler.seed is secret, "
-    "the key of the noise are in it, and epsilon covers none of these. wflmc publish writes a file that may be shown."
+    "This folder is for the owner of the data: clip rates, the exact law, scores and, "
+    "unless sampler.seed is secret, the key of the noise are in it, and epsilon covers "
+    "none of these. wflmc publish writes a file that may be shown."
 )
 """The first thing that a run folder says."""
 SELECTED = (
-    "Whoever chooses a point by its scores looks at the data that scored it, and epsilon does not cover the choice; "
-    "wflmc tune chooses settings for a table without its data."
+    "Whoever chooses a point by its scores looks at the data that scored it, and "
+    "epsilon does not cover the choice; wflmc tune chooses settings for a table without "
+    "its data."
 )
 """Said of every sweep that samples under a promise."""
 
@@ -35,16 +42,39 @@ class NotCovered:
     """Whether a published file rests on it; else the run folder alone shows it."""
 
 
+BROADCAST_EFFECT = "the effect of link.downlink_snr_db"
+DIRECTIONS = "the principal directions of posterior.data"
 CONSTANTS = (
-    "posterior.model", "posterior.preconditioner", "posterior.mu", "posterior.L", "posterior.initial_w2_sq",
-    "sampler.burn_in", "the effect of link.downlink_snr_db",
-)  # fmt: skip
-"""Names of what a plan's numbers are made of."""
+    "posterior.model",
+    "posterior.preconditioner",
+    "posterior.mu",
+    "posterior.L",
+    "posterior.initial_w2_sq",
+    "sampler.burn_in",
+    BROADCAST_EFFECT,
+)
+"""Names of the sources of a plan's numbers."""
 FROM_DATA = (
-    "the principal directions of posterior.data", "posterior.examples", "posterior.classes", "posterior.partition",
+    DIRECTIONS,
+    "posterior.examples",
+    "posterior.classes",
+    "posterior.partition",
     *CONSTANTS,
-)  # fmt: skip
-"""Names of all that is computed from data before the first round, whatever the policy."""
+)
+"""Names of all that is computed from data before the first round, for any policy."""
+REFUSALS = (
+    "A run that is refused or stopped over its data (a label outside "
+    "posterior.classes, a value that is not finite, a step beyond 2/L) tells that it "
+    "was."
+)
+
+
+class _Item(NamedTuple):
+    """A possible entry of the list, and whether a scenario has it."""
+
+    name: str
+    applies: bool
+    text: str
 
 
 def not_covered(
@@ -53,119 +83,139 @@ def not_covered(
     """List what ε does not cover; empty where nothing is promised.
 
     Args:
+        scenario: of a run.
         scored: whether there is a test set.
-        by_model: what a model of one's own takes as public, a sentence by name.
+        by_model: what a custom model takes as public, a sentence by name.
+
+    Returns:
+        First what a published file rests on, then what the run folder alone shows.
     """
     if scenario.privacy.epsilon is None:
         return ()
-    section, sampler = scenario.posterior, scenario.sampler
-    gaussian, exact = section.model == "gaussian", scenario.policy.objective == "exact"
-    own = section.model not in ("gaussian", "softmax")
-    read_off = (
-        section.model == "softmax"
-        and is_data_path(section.data)
-        and section.classes is None
-    )
-    unnumbered = (
-        not own and _is_csv(section.data) and not scenario.given("posterior.examples")
-    )
-    noisy_broadcast, clips = (
-        scenario.link.downlink_snr_db < np.inf,
-        scenario.policy.power != "noiseless",
-    )
-    projected = section.data in DATA_SETS and section.features == "principal"
-    whitened, split = (
-        section.preconditioner == "whiten",
-        section.partition not in ("iid", "blocks"),
-    )
-    stop = "a label outside posterior.classes, a value that is not finite, a step beyond 2/L"
-    published = [
-        (
-            FROM_DATA[0],
-            projected,
+    published = [*_data_items(scenario), *_constant_items(scenario)]
+    published += [_Item(name, True, text) for name, text in (by_model or {}).items()]
+    shown = _shown_items(scenario, scored)
+    entries = [NotCovered(item.name, item.text) for item in published if item.applies]
+    entries += [
+        NotCovered(item.name, item.text, published=False)
+        for item in shown
+        if item.applies
+    ]
+    return tuple(entries)
+
+
+def _is_custom(section: PosteriorSection) -> bool:
+    return section.model not in ("gaussian", "softmax")
+
+
+def _data_items(scenario: Scenario) -> list[_Item]:
+    """Return what decides which examples a model has, and who holds them."""
+    section = scenario.posterior
+    has_images = section.data in DATA_SETS
+    is_projected = has_images and section.features == "principal"
+    is_csv = _is_csv(section.data) and not _is_custom(section)
+    is_softmax = section.model == "softmax"
+    finds_classes = is_softmax and is_data_path(section.data)
+    return [
+        _Item(
+            DIRECTIONS,
+            is_projected,
             "Features are coordinates on principal directions of training images.",
         ),
-        (
+        _Item(
             "posterior.examples",
-            unnumbered,
-            "Which lines of the CSV are examples and not a header is read off; give it.",
+            is_csv and not scenario.is_set("posterior.examples"),
+            "Which lines of the CSV are examples and not a header is read off; give "
+            "it.",
         ),
-        (
+        _Item(
             "posterior.classes",
-            read_off,
+            finds_classes and section.classes is None,
             "The set of labels is read off the data; give posterior.classes.",
         ),
-        ("posterior.partition", split, "Labels decide who holds which example."),
-        (
-            "posterior.model",
-            own,
-            "A model of your own may take coordinates, starts and constants from its data.",
+        _Item(
+            "posterior.partition",
+            section.partition not in ("iid", "blocks"),
+            "Labels decide who holds which example.",
         ),
-        (
+    ]
+
+
+def _constant_items(scenario: Scenario) -> list[_Item]:
+    """Return what decides the constants of a plan and its noise."""
+    section = scenario.posterior
+    sampler = scenario.sampler
+    is_custom = _is_custom(section)
+    has_own_mu = is_custom or section.model == "gaussian"
+    is_exact = scenario.policy.objective == "exact"
+    has_noisy_broadcast = bool(scenario.link.downlink_snr_db < np.inf)
+    return [
+        _Item(
+            "posterior.model",
+            is_custom,
+            "A model of your own may take coordinates, starts and constants from its "
+            "data.",
+        ),
+        _Item(
             "posterior.preconditioner",
-            whitened,
+            section.preconditioner == "whiten",
             "The features themselves whiten the chains.",
         ),
-        (
+        _Item(
             "posterior.mu",
-            (gaussian or own) and not section.mu,
+            has_own_mu and not section.mu,
             "Step and plan use μ of the data; give posterior.mu.",
         ),
-        (
+        _Item(
             "posterior.L",
             not section.L,
             "Step and plan use L of the data; give posterior.L.",
         ),
-        (
+        _Item(
             "posterior.initial_w2_sq",
             not section.initial_w2_sq,
             "The plan uses W2² of the data; give this key.",
         ),
-        (
+        _Item(
             "sampler.burn_in",
             sampler.burn_in == "auto",
             "A pilot on the data has found the number of burn-in rounds.",
         ),
-        (
-            CONSTANTS[-1],
-            noisy_broadcast and not exact,
+        _Item(
+            BROADCAST_EFFECT,
+            has_noisy_broadcast and not is_exact,
             "The plan uses the devices' curvatures, by which noise acts.",
         ),
-        ("policy.objective", exact, oracle_notice().text),
-        (
+        _Item("policy.objective", is_exact, oracle_notice().text),
+        _Item(
             "sampler.seed",
             sampler.seed != "secret",
             "A seed below 2³² can be guessed; 'secret' draws a key instead.",
         ),
     ]
-    shown = [
-        (
+
+
+def _shown_items(scenario: Scenario, scored: bool) -> list[_Item]:
+    """Return what the folder of a run shows of the data, and a published file not."""
+    return [
+        _Item(
             "clip rates",
-            clips,
+            scenario.policy.power != "noiseless",
             "Clip rates, warnings and the diagnosis look at the data.",
         ),
-        (
+        _Item(
             "exact law",
-            gaussian,
+            scenario.posterior.model == "gaussian",
             "W2² and the exact law and ESS compare with the posterior itself.",
         ),
-        (
+        _Item(
             "chains",
-            sampler.chains > 1,
+            scenario.sampler.chains > 1,
             "R-hat, ESS and averages are of all chains, and epsilon covers one.",
         ),
-        ("scores", scored, "Scores look at the test set, which nothing hides."),
-        (
-            "refusals",
-            True,
-            f"A run that is refused or stopped over its data ({stop}) tells that it was.",
-        ),
+        _Item("scores", scored, "Scores look at the test set, which nothing hides."),
+        _Item("refusals", True, REFUSALS),
     ]
-    published += [(name, True, text) for name, text in (by_model or {}).items()]
-    rows = [*((*row, True) for row in published), *((*row, False) for row in shown)]
-    return tuple(
-        NotCovered(name, text, rests) for name, holds, text, rests in rows if holds
-    )
 
 
 def _is_csv(data: str) -> bool:

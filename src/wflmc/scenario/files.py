@@ -416,7 +416,7 @@ def to_toml(scenario: Scenario) -> str:
         lines.append(f"[{section}]")
         for key, value in values.items():
             name = f"{section}.{key}"
-            if name not in omitted or scenario.given(name):
+            if name not in omitted or scenario.is_set(name):
                 lines.append(f"{key} = {_toml_value(value)}")
         lines.append("")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ here are those that only a file has.
 import difflib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -21,16 +21,17 @@ from wflmc.scenario.sections import (
     registered_name,
     section_of,
 )
-from wflmc.support.errors import InputError
+from wflmc.support.errors import InputError, refuse
 
-# The outer limits keep squares and sums inside the range of floats, and sizes inside what machines hold.
+# The outer limits keep squares and sums inside the range of floats, and sizes inside
+# the memory of machines.
 Positive = Annotated[float, Field(ge=1e-50, le=1e50, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e50, allow_inf_nan=False)]
 OneOrEach = Positive | Annotated[list[Positive], Field(min_length=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-LONG = r"(?<=[no] )(0\.00000\d*|\d{12,})"
+LONG_NUMBER = r"(?<=[no] )(0\.00000\d*|\d{12,})"
 """A limit that is better read with an exponent, behind "greater than" or "equal to"."""
 
 # Type checkers read the keys as the fields that they are made from.
@@ -73,7 +74,10 @@ class PosteriorSection(ScenarioSection):
 
     @property
     def adds_ones(self) -> bool:
-        """Whether an intercept is a column of ones; public features have a smaller constant of their own."""
+        """Whether an intercept is a column of ones.
+
+        Features from public images or rows have a smaller constant in its place.
+        """
         return self.intercept and self.features != "scattering" and not self.whiten_from
 
 
@@ -126,13 +130,15 @@ class Scenario(ScenarioSection):
     sampler: SamplerSection = SamplerSection()
     policy: PolicySection = PolicySection()
 
-    def given(self, key: str) -> bool:
-        """Return whether a key such as `link.power` was set rather than left at its default."""
+    def is_set(self, key: str) -> bool:
+        """Return whether a key such as `link.power` was set, not left at its default.
+
+        A key that a file sets to its default counts as set; an unknown one does not.
+        """
         section, _, name = key.partition(".")
-        return (
-            section in self.model_fields_set
-            and name in getattr(self, section).model_fields_set
-        )
+        if section not in self.model_fields_set:
+            return False
+        return name in getattr(self, section).model_fields_set
 
 
 SECTIONS = {name: type(field.default) for name, field in Scenario.model_fields.items()}
@@ -140,15 +146,21 @@ KINETIC_STEP = "1/L**0.5"
 """Half of where kinetic steps become unstable."""
 PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
 """The paper's images of MNIST, and principal directions that they are projected on."""
-ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": 3969}
+SCATTERING_COEFFICIENTS = 3969
+"""Of an image, all of which are its features."""
+ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": SCATTERING_COEFFICIENTS}
 """All images, and their scattering coefficients."""
 
 
-def validate(content: dict[str, Any], place: str = "") -> Scenario:
+def validate(content: dict[str, Any], prefix: str = "") -> Scenario:
     """Return the scenario in plain data; keys that are left out may depend on others.
 
     Args:
-        place: begins the key of errors, where the data are part of a file.
+        content: sections by name, with their keys.
+        prefix: begins the key of errors, where the data are part of a file.
+
+    Returns:
+        The scenario, with defaults for the keys that are left out.
 
     Raises:
         InputError: names the first wrong key.
@@ -156,51 +168,80 @@ def validate(content: dict[str, Any], place: str = "") -> Scenario:
     try:
         scenario = Scenario.model_validate(content)
     except ValidationError as error:
-        raise _explain(error, place) from None
-    defaults: dict[str, Any] = {}
-    if scenario.sampler.dynamics == "kinetic":
-        defaults["sampler.step_size"] = KINETIC_STEP
-    section, images = scenario.posterior, scenario.posterior.data in DATA_SETS
-    scattering, whitened = section.features == "scattering", section.whiten_from
-    if images:
-        defaults |= ALL_IMAGES if scattering else PAPER_IMAGES
-    for key, wrong, allowed in (
+        raise _explain(error, prefix) from None
+    _check_posterior(scenario, f"{prefix}posterior.")
+    defaults = {
+        key: value
+        for key, value in _dependent_defaults(scenario).items()
+        if not scenario.is_set(key)
+    }
+    return with_values(scenario, defaults)
+
+
+def _check_posterior(scenario: Scenario, prefix: str) -> None:
+    """Refuse keys of the section `posterior` that contradict each other."""
+    section = scenario.posterior
+    has_images = section.data in DATA_SETS
+    scatters = section.features == "scattering"
+    sets_dim = scatters and scenario.is_set("posterior.dim")
+    whitens = bool(section.whiten_from)
+    refuse(
         (
-            "data",
-            images and section.model != "softmax",
+            has_images and section.model != "softmax",
+            f"{prefix}data",
+            section.data,
             "used with posterior.model = 'softmax'",
         ),
         (
-            "features",
-            scattering and not images,
+            scatters and not has_images,
+            f"{prefix}features",
+            section.features,
             f"'principal' without images ({', '.join(DATA_SETS)})",
         ),
         (
-            "dim",
-            scattering and scenario.given("posterior.dim") and section.dim != 3969,
-            "3969 or left out",
+            sets_dim and section.dim != SCATTERING_COEFFICIENTS,
+            f"{prefix}dim",
+            section.dim,
+            f"{SCATTERING_COEFFICIENTS} or left out",
         ),
         (
-            "whiten_from",
-            whitened and section.data == "synthetic",
+            whitens and section.data == "synthetic",
+            f"{prefix}whiten_from",
+            section.whiten_from,
             "left out for synthetic data",
         ),
         (
-            "whiten_from",
-            whitened and images and not scattering,
+            whitens and has_images and not scatters,
+            f"{prefix}whiten_from",
+            section.whiten_from,
             "given for images with features = 'scattering'",
         ),
-    ):
-        if wrong:
-            raise InputError(f"{place}posterior.{key}", getattr(section, key), allowed)
-    return with_values(
-        scenario,
-        {key: value for key, value in defaults.items() if not scenario.given(key)},
     )
 
 
+def _dependent_defaults(scenario: Scenario) -> dict[str, Any]:
+    """Return the defaults that depend on other keys."""
+    defaults: dict[str, Any] = {}
+    if scenario.sampler.dynamics == "kinetic":
+        defaults["sampler.step_size"] = KINETIC_STEP
+    if scenario.posterior.data in DATA_SETS:
+        scatters = scenario.posterior.features == "scattering"
+        defaults |= ALL_IMAGES if scatters else PAPER_IMAGES
+    return defaults
+
+
 def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with other values of some keys, such as `link.snr_db`."""
+    """Return the scenario with other values of some keys.
+
+    Values are not checked, and they count as set.
+
+    Args:
+        scenario: which stays as it is.
+        values: by key, such as `link.snr_db`.
+
+    Returns:
+        A new scenario.
+    """
     for key, value in values.items():
         section, _, name = key.partition(".")
         changed = getattr(scenario, section).model_copy(update={name: value})
@@ -208,156 +249,195 @@ def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
+SECTION_ERRORS = ("model_type", "model_attributes_type", "dict_type")
+"""Types of pydantic's errors about a section that is no table of keys."""
+TYPE_ERRORS = ("_type", "literal_error")
+"""Ends of the types of pydantic's errors about values of another type."""
+
+
+class _Rule(NamedTuple):
+    """A key, whether it has no effect, and why."""
+
+    key: str
+    has_no_effect: bool
+    reason: str
+
+
 def irrelevant(scenario: Scenario) -> dict[str, str]:
-    """Return the keys that other keys make meaningless, each with the reason."""
-    posterior, link, privacy, sampler, policy = (
-        getattr(scenario, section) for section in SECTIONS
-    )
-    ideal = policy.power in ("noiseless", "noiseless-dp")
-    released = (
-        posterior.preconditioner == "private-whiten"
-    )  # over the link, whatever comes after
-    kinetic = sampler.dynamics == "kinetic"
-    no_fading = link.fading in ("file", "static")
-    random_link = link.csi_error > 0 or policy.schedule == "unbiased"
-    nothing_drawn = posterior.data not in (
-        "synthetic",
-        *DATA_SETS,
-    ) and posterior.partition in ("blocks", "by-label")
-    fading, power = f"link.fading = {link.fading!r}", f"policy.power = {policy.power!r}"
-    ideal_link = f"{power} has an ideal link"
-    without_limit = policy.power not in ("optimized", "noiseless-dp") or (
-        kinetic and policy.power != "optimized"
-    )
-    preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
+    """Return the keys that other keys make meaningless, each with the reason.
+
+    They are returned whether they are set or not; a notice is due only for keys that
+    are set.
+
+    Args:
+        scenario: as `validate` returns it.
+
+    Returns:
+        The end of a sentence "KEY has no effect: ..." by key, in the order of sections.
+    """
     rules = [
-        ("link.rician_k", link.fading != "rician", fading),
-        ("link.gains", link.fading != "file", fading),
-        ("link.power", link.fading == "file", fading),
-        ("link.correlation", no_fading, fading),
-        (
-            "link.seed",
-            no_fading and (ideal or not random_link),
-            f"{fading} draws nothing",
-        ),
-        *(
-            (f"link.{name}", ideal and not released, ideal_link)
-            for name in ("snr_db", "csi_error")
-        ),
-        ("link.downlink_snr_db", ideal, ideal_link),
-        ("posterior.seed", nothing_drawn, "nothing is drawn"),
-        *(
-            (f"posterior.whiten_{name}", not released, preconditioner)
-            for name in ("clip", "share", "rounds")
-        ),
-        ("posterior.prior_on", posterior.preconditioner == "none", preconditioner),
-        (
-            "posterior.features",
-            posterior.data not in DATA_SETS,
-            f"posterior.data = {posterior.data!r}",
-        ),
-        (
+        *_link_rules(scenario),
+        *_posterior_rules(scenario.posterior),
+        *_privacy_rules(scenario.privacy),
+        *_sampler_rules(scenario.sampler),
+        *_policy_rules(scenario),
+    ]
+    return {rule.key: rule.reason for rule in rules if rule.has_no_effect}
+
+
+def _has_ideal_link(policy: "PolicySection") -> bool:
+    return policy.power in ("noiseless", "noiseless-dp")
+
+
+def _is_released(posterior: PosteriorSection) -> bool:
+    """Return whether a release is sent over the link, whatever comes after it."""
+    return posterior.preconditioner == "private-whiten"
+
+
+def _link_rules(scenario: Scenario) -> list[_Rule]:
+    """Return the rules of the section `link`."""
+    link = scenario.link
+    policy = scenario.policy
+    is_ideal = _has_ideal_link(policy)
+    is_unused = is_ideal and not _is_released(scenario.posterior)
+    no_fading = link.fading in ("file", "static")
+    is_random = link.csi_error > 0 or policy.schedule == "unbiased"
+    draws_nothing = no_fading and (is_ideal or not is_random)
+    fading = f"link.fading = {link.fading!r}"
+    ideal_link = f"policy.power = {policy.power!r} has an ideal link"
+    return [
+        _Rule("link.rician_k", link.fading != "rician", fading),
+        _Rule("link.gains", link.fading != "file", fading),
+        _Rule("link.power", link.fading == "file", fading),
+        _Rule("link.correlation", no_fading, fading),
+        _Rule("link.seed", draws_nothing, f"{fading} draws nothing"),
+        _Rule("link.snr_db", is_unused, ideal_link),
+        _Rule("link.csi_error", is_unused, ideal_link),
+        _Rule("link.downlink_snr_db", is_ideal, ideal_link),
+    ]
+
+
+def _posterior_rules(posterior: PosteriorSection) -> list[_Rule]:
+    """Return the rules of the section `posterior`."""
+    has_images = posterior.data in DATA_SETS
+    is_drawn = has_images or posterior.data == "synthetic"
+    is_dealt_out = posterior.partition not in ("blocks", "by-label")
+    draws_nothing = not is_drawn and not is_dealt_out
+    not_released = not _is_released(posterior)
+    preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
+    no_whitening = posterior.preconditioner == "none"
+    data = f"posterior.data = {posterior.data!r}"
+    no_public_rows = not posterior.whiten_from
+    model = f"posterior.model = {posterior.model!r}"
+    return [
+        _Rule("posterior.seed", draws_nothing, "nothing is drawn"),
+        _Rule("posterior.whiten_clip", not_released, preconditioner),
+        _Rule("posterior.whiten_share", not_released, preconditioner),
+        _Rule("posterior.whiten_rounds", not_released, preconditioner),
+        _Rule("posterior.prior_on", no_whitening, preconditioner),
+        _Rule("posterior.features", not has_images, data),
+        _Rule(
             "posterior.whiten_ridge",
-            not posterior.whiten_from,
+            no_public_rows,
             "there is no posterior.whiten_from",
         ),
-        (
-            "posterior.classes",
-            posterior.model != "softmax",
-            f"posterior.model = {posterior.model!r}",
-        ),
-        ("privacy.example_clip", privacy.unit == "device", "privacy.unit = 'device'"),
-        ("privacy.accountant", privacy.epsilon is None, "there is no privacy.epsilon"),
-        ("sampler.friction", not kinetic, "sampler.dynamics = 'overdamped'"),
-        (
-            "sampler.step_schedule",
-            sampler.burn_in == 0 and sampler.step_schedule == "planned",
-            "there is no burn-in",
-        ),
-        (
-            "sampler.max_burn_in",
-            sampler.burn_in != "auto",
-            "sampler.burn_in is a number",
-        ),
-        (
+        _Rule("posterior.classes", posterior.model != "softmax", model),
+    ]
+
+
+def _privacy_rules(privacy: "PrivacySection") -> list[_Rule]:
+    """Return the rules of the section `privacy`."""
+    hides_devices = privacy.unit == "device"
+    no_promise = privacy.epsilon is None
+    return [
+        _Rule("privacy.example_clip", hides_devices, "privacy.unit = 'device'"),
+        _Rule("privacy.accountant", no_promise, "there is no privacy.epsilon"),
+    ]
+
+
+def _sampler_rules(sampler: "SamplerSection") -> list[_Rule]:
+    """Return the rules of the section `sampler`."""
+    is_overdamped = sampler.dynamics != "kinetic"
+    plans_nothing = sampler.burn_in == 0 and sampler.step_schedule == "planned"
+    is_number = sampler.burn_in != "auto"
+    return [
+        _Rule("sampler.friction", is_overdamped, "sampler.dynamics = 'overdamped'"),
+        _Rule("sampler.step_schedule", plans_nothing, "there is no burn-in"),
+        _Rule("sampler.max_burn_in", is_number, "sampler.burn_in is a number"),
+    ]
+
+
+def _policy_rules(scenario: Scenario) -> list[_Rule]:
+    """Return the rules of the section `policy`."""
+    policy = scenario.policy
+    is_kinetic = scenario.sampler.dynamics == "kinetic"
+    is_ideal = _has_ideal_link(policy)
+    power = f"policy.power = {policy.power!r}"
+    schedule = f"policy.schedule = {policy.schedule!r}"
+    kinetic = "sampler.dynamics = 'kinetic'"
+    is_optimized = policy.power == "optimized"
+    limits_overdamped = policy.power == "noiseless-dp" and not is_kinetic
+    no_bound = is_kinetic and (is_ideal or policy.schedule == "all")
+    looks_ahead = policy.power in ("optimized", "equal")
+    return [
+        _Rule(
             "policy.max_round_noise",
-            without_limit,
-            power + " with sampler.dynamics = 'kinetic'" * kinetic,
+            not is_optimized and not limits_overdamped,
+            f"{power} with {kinetic}" if is_kinetic else power,
         ),
-        (
-            "policy.bound",
-            kinetic and (ideal or policy.schedule == "all"),
-            "sampler.dynamics = 'kinetic' has no bound",
-        ),
-        ("policy.schedule", ideal, f"{power} always has all devices"),
-        (
-            "policy.senders",
-            policy.schedule != "unbiased",
-            f"policy.schedule = {policy.schedule!r}",
-        ),
-        (
-            "policy.csi",
-            policy.power not in ("optimized", "equal"),
-            f"{power} looks at no other round",
-        ),
+        _Rule("policy.bound", no_bound, f"{kinetic} has no bound"),
+        _Rule("policy.schedule", is_ideal, f"{power} always has all devices"),
+        _Rule("policy.senders", policy.schedule != "unbiased", schedule),
+        _Rule("policy.csi", not looks_ahead, f"{power} looks at no other round"),
     ]
-    return {key: why for key, holds, why in rules if holds}
 
 
-def _explain(error: ValidationError, place: str) -> InputError:
+def _explain(error: ValidationError, prefix: str) -> InputError:
     """Return the first problem as key, what was given, and what is allowed."""
-    first, *_ = problems = error.errors()
-    key = ".".join(str(part) for part in first["loc"][:2])
+    problems = error.errors()
+    first = problems[0]
+    location = first["loc"][:2]
+    key = ".".join(str(part) for part in location)
     if first["type"] == "extra_forbidden":
-        return InputError(place + key, first["input"], f"a known {_nearest(key)}")
-    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return InputError(
-            place + key,
-            first["input"],
-            f"a section: write [{key}] and its keys below it",
-        )
-    # Of the branches of a union, the one whose type fits tells more than those whose type does not.
-    same_key = [
-        problem for problem in problems if problem["loc"][:2] == first["loc"][:2]
-    ]
+        return InputError(prefix + key, first["input"], f"a known {_nearest(key)}")
+    if first["type"] in SECTION_ERRORS:
+        requirement = f"a section: write [{key}] and its keys below it"
+        return InputError(prefix + key, first["input"], requirement)
+    # Of the branches of a union, the one whose type fits explains more than the others.
+    same_key = [problem for problem in problems if problem["loc"][:2] == location]
     fitting = [
-        problem
-        for problem in same_key
-        if not problem["type"].endswith(("_type", "literal_error"))
-    ] or same_key
-    given = fitting[0]["input"]
-    if given != given and all(
-        problem["type"].startswith(("greater", "less")) for problem in fitting
-    ):
-        return InputError(
-            place + key, given, "a number"
-        )  # nan is on neither side of a limit
-    allowed = " or ".join(
-        dict.fromkeys(
-            problem["msg"].removeprefix("Input should be ") for problem in fitting
-        )
-    )
-    return InputError(
-        place + key,
-        given,
-        re.sub(LONG, lambda digits: f"{float(digits[0]):g}", allowed),
-    )
+        problem for problem in same_key if not problem["type"].endswith(TYPE_ERRORS)
+    ]
+    relevant = fitting or same_key
+    value = relevant[0]["input"]
+    is_nan = value != value
+    limit_errors = ("greater", "less")
+    if is_nan and all(item["type"].startswith(limit_errors) for item in relevant):
+        return InputError(prefix + key, value, "a number")
+    messages = [problem["msg"].removeprefix("Input should be ") for problem in relevant]
+    requirement = " or ".join(dict.fromkeys(messages))
+    return InputError(prefix + key, value, re.sub(LONG_NUMBER, _short, requirement))
+
+
+def _short(digits: re.Match[str]) -> str:
+    """Return a limit with an exponent."""
+    return f"{float(digits[0]):g}"
 
 
 def _nearest(key: str) -> str:
     """Return what to write instead of an unknown section or key."""
     section, _, name = key.partition(".")
-    names = [
-        f"{section}.{field}"
-        for section, model in SECTIONS.items()
+    keys = [
+        f"{section_name}.{field}"
+        for section_name, model in SECTIONS.items()
         for field in model.model_fields
     ]
-    elsewhere = [full for full in names if full.endswith("." + (name or section))]
-    near = elsewhere or difflib.get_close_matches(key, names if name else SECTIONS, n=1)
-    siblings = [full for full in names if full.startswith(section + ".")] or [*SECTIONS]
     kind = "key" if name else "section"
-    return (
-        f"{kind}; did you mean {near[0]}?"
-        if near
-        else f"{kind} ({', '.join(siblings)})"
-    )
+    candidates = [full for full in keys if full.endswith("." + (name or section))]
+    if not candidates:
+        valid_names = keys if name else list(SECTIONS)
+        candidates = difflib.get_close_matches(key, valid_names, n=1)
+    if candidates:
+        return f"{kind}; did you mean {candidates[0]}?"
+    siblings = [full for full in keys if full.startswith(section + ".")]
+    return f"{kind} ({', '.join(siblings or SECTIONS)})"

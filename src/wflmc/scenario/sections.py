@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ScenarioSection(BaseModel, strict=True, extra="forbid", frozen=True):
-    """What all sections share."""
+    """A section of a scenario: unknown keys and wrong types are refused."""
 
 
 def section_of(core: type) -> type[ScenarioSection]:
@@ -28,6 +28,10 @@ def section_of(core: type) -> type[ScenarioSection]:
 
     Args:
         core: a dataclass whose fields are declared with `Interval` or `Choices`.
+
+    Returns:
+        A class `<name of core>Keys`, with the defaults, limits and descriptions that
+        the fields declare.
     """
     keys: dict[str, Any] = {}
     for field in declared_fields(core):
@@ -66,6 +70,9 @@ def key_type(core: type, name: str, text: Any) -> Any:
         core: the dataclass that declares the field.
         name: of the field.
         text: the type of the text.
+
+    Returns:
+        The union of the declared type and that of the text.
     """
     (field,) = (field for field in declared_fields(core) if field.name == name)
     return _type_of(field) | text
@@ -82,7 +89,15 @@ def _type_of(field: DeclaredField) -> Any:
 
 
 def number_type(kind: type, interval: Interval) -> Any:
-    """Return the type of a number, or of a list of them where devices may differ."""
+    """Return the type of a number, or of a list of them where devices may differ.
+
+    Args:
+        kind: int or float.
+        interval: the limits of every number, and whether a list is allowed.
+
+    Returns:
+        A type that pydantic checks; a list must not be empty.
+    """
     number = Annotated[
         kind,  # type: ignore[valid-type]
         Field(
@@ -98,11 +113,16 @@ def number_type(kind: type, interval: Interval) -> Any:
 
 
 def registered_name(group: str, *builtin: str) -> Any:
-    """Return the type of a name: ours, or one that another package has registered.
+    """Return the type of a name, built in or registered by another package.
+
+    Models may also be functions in files, FILE.py:FUNCTION.
 
     Args:
         group: of entry points, `wflmc.<group>`.
-        builtin: our own names.
+        *builtin: the names of this package.
+
+    Returns:
+        A type that pydantic checks; its error lists the valid names.
     """
 
     def check(name: str) -> str:
@@ -111,8 +131,8 @@ def registered_name(group: str, *builtin: str) -> Any:
         if group == "models" and is_file_model(name):
             return name
         files = ("FILE.py:FUNCTION",) if group == "models" else ()
-        allowed = describe_names(group, (*builtin, *files))
-        raise PydanticCustomError("unknown_name", f"Input should be {allowed}")
+        valid_names = describe_names(group, (*builtin, *files))
+        raise PydanticCustomError("unknown_name", f"Input should be {valid_names}")
 
     return Annotated[str, AfterValidator(check)]
 
