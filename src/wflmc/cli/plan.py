@@ -3,7 +3,7 @@
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from wflmc.support.errors import Fault, refuse, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder
 
+if TYPE_CHECKING:
+    from wflmc.apps.diagnosis.inverse import InverseQuestion, Solved
+    from wflmc.scenario import Scenario
+
 OPTIONS = {"solver": "--solver", "ledger": "--ledger"}
 """Options by the argument of the library that they become."""
 SOLVE_FOR = (
@@ -21,6 +25,9 @@ SOLVE_FOR = (
 )
 INSTALL = "used with it: pip install 'wflmc[dp]'"
 NO_ADVICE = "Do not search for changes that would help: one plan is made."
+CHOSEN_BY_EXACT = (
+    "It was chosen by the exact distance to the posterior (--metric exact)."
+)
 MAX_PLANS_FOR_BURN_IN = 330
 """Plans that a search for the number of burn-in rounds makes at most, for its bar."""
 MAX_PLANS_FOR_VALUE = 60
@@ -70,21 +77,13 @@ def command(
     """
     began = time.perf_counter()
     from wflmc.apps.diagnosis.advice import PlanSource, diagnose_plan
-    from wflmc.apps.diagnosis.inverse import InverseQuestion, solve_for
+    from wflmc.apps.diagnosis.inverse import InverseQuestion
     from wflmc.apps.report import text
     from wflmc.runs import documents, folder, planning
     from wflmc.scenario import NotCovered, build, load_scenario
 
-    solves = unknown is not None
-    without_solving = "left out without --solve-for KEY"
-    no_accountant = compare and not find_spec("dp_accounting")
-    spends = ledger is not None
-    refuse(
-        (solves and target is None, "--target", None, "given with --solve-for"),
-        (target is not None and not solves, "--target", target, without_solving),
-        (metric != "bound" and not solves, "--metric", metric, without_solving),
-        (spends and solves, "--ledger", ledger, "left out with --solve-for"),
-        (no_accountant, "--compare", Fault("finds no dp-accounting"), INSTALL),
+    _check_options(
+        unknown=unknown, target=target, metric=metric, ledger=ledger, compare=compare
     )
     if plot is not None:
         from wflmc.apps.report import run_figures
@@ -96,12 +95,7 @@ def command(
         question = InverseQuestion(
             key=unknown, target=target, metric=metric, solver=solver
         )
-        max_plans = MAX_PLANS_FOR_VALUE
-        if unknown == "sampler.burn_in":
-            max_plans = MAX_PLANS_FOR_BURN_IN
-        solving = progress_bar("plans tried, at most", max_plans)
-        with solving as advance, renamed_keys(OPTIONS):
-            solved = solve_for(config, question, advance)
+        solved = _solve(config, question)
         config = solved.scenario
         answer = solved.answer.document
     if out is not None:
@@ -124,10 +118,7 @@ def command(
         sentence = text.answer_sentence(answer, plan.privacy.adjacency)
         document["solve_for"] = {**answer, "answer": sentence}
         if metric == "exact" and document["not_covered"]:
-            reason = (
-                "It was chosen by the exact distance to the posterior (--metric exact)."
-            )
-            item = NotCovered(f"--solve-for {unknown}", reason)
+            item = NotCovered(f"--solve-for {unknown}", CHOSEN_BY_EXACT)
             document["not_covered"].append(vars(item))
     files: list[Path] = []
     if out is not None:
@@ -142,14 +133,53 @@ def command(
         shared.print_json(document)
     else:
         shared.show(text.plan_table(document))
-        if plot is not None:
-            print(f"Picture: {plot}")
-        if files:
-            names = ", ".join(path.name for path in files)
-            print(
-                f"Written to {out}: {names}; `wflmc run --plan {out}` runs this plan."
-            )
+        _print_files(files, plot, out)
     if answer is not None and not answer["reachable"]:
         if as_json:
             shared.note(document["solve_for"]["answer"])
         raise typer.Exit(1)
+
+
+def _check_options(
+    *,
+    unknown: str | None,
+    target: float | None,
+    metric: str,
+    ledger: str | None,
+    compare: bool | None,
+) -> None:
+    """Refuse options that contradict each other, or need a package that is missing."""
+    solves = unknown is not None
+    without_solving = "left out without --solve-for KEY"
+    no_accountant = compare and not find_spec("dp_accounting")
+    spends = ledger is not None
+    refuse(
+        (solves and target is None, "--target", None, "given with --solve-for"),
+        (target is not None and not solves, "--target", target, without_solving),
+        (metric != "bound" and not solves, "--metric", metric, without_solving),
+        (spends and solves, "--ledger", ledger, "left out with --solve-for"),
+        (no_accountant, "--compare", Fault("finds no dp-accounting"), INSTALL),
+    )
+
+
+def _solve(scenario: "Scenario", question: "InverseQuestion") -> "Solved":
+    """Return the answer to an inverse question, with a progress bar."""
+    from wflmc.apps.diagnosis.inverse import solve_for
+
+    max_plans = MAX_PLANS_FOR_VALUE
+    if question.key == "sampler.burn_in":
+        max_plans = MAX_PLANS_FOR_BURN_IN
+    with (
+        progress_bar("plans tried, at most", max_plans) as advance,
+        renamed_keys(OPTIONS),
+    ):
+        return solve_for(scenario, question, advance)
+
+
+def _print_files(files: list[Path], plot: str | None, out: str | None) -> None:
+    """Print which files were written."""
+    if plot is not None:
+        print(f"Picture: {plot}")
+    if files:
+        names = ", ".join(path.name for path in files)
+        print(f"Written to {out}: {names}; `wflmc run --plan {out}` runs this plan.")
