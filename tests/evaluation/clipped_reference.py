@@ -62,7 +62,9 @@ def forecast_by_rounds(
         if excess
         else np.minimum(plan.noise_variance, plan.langevin_noise)
     )
-    clip = plan.clip if clipping else np.full(plan.devices, np.inf)
+    clip = plan.clip * model.direction_fraction**0.5
+    if not clipping:
+        clip = np.full(plan.devices, np.inf)
     examples = examples_of(plan, model, clipping)
     cut_off = np.zeros_like(precision)
     if examples is not None:

@@ -206,6 +206,25 @@ def test_a_model_of_the_plan_alone_has_its_mode_where_gradients_add_up_to_zero(d
     assert forecast(plan, model).w2_sq == pytest.approx(exact.w2_sq, rel=0.5)
 
 
+def test_directions_that_stand_for_more_are_clipped_as_all_of_them():
+    """Of 160 directions a model of the plan alone has 64."""
+    posterior = wflmc.gaussian_regression(jax.random.key(0), 10, examples=2000, dim=160)
+    plan = wflmc.plan(
+        posterior,
+        wflmc.Link(channel.static(), snr_db=60),
+        wflmc.Privacy(clip=250),
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=1,
+        samples=1,
+    )
+    model = model_of(plan, None)
+    assert model.cost.precision.size == 64
+    expected = forecast(plan, model_of(plan, posterior))
+    found = forecast(plan, model)
+    assert found.fraction_left == pytest.approx(expected.fraction_left, rel=0.25)
+    assert_same(found, forecast_by_rounds(plan, model))
+
+
 @pytest.mark.parametrize("count", [20, 500])
 def test_what_is_left_of_clipped_examples(count):
     """The table between its points, and the slopes that Newton's method takes, against plain means."""

@@ -64,6 +64,9 @@ class ForecastModel(NamedTuple):
     """The fraction of the examples that each device holds, [K]."""
     examples: Array | None = None
     """Norm of every example's gradient at the mode, [N]; None where it is not known."""
+    direction_fraction: float = 1.0
+    """The fraction of a posterior's directions that `cost` has, where these stand for
+    all: squared norms of gradients are as much smaller."""
 
 
 def model_of(plan: Plan, posterior: Posterior | None) -> ForecastModel:
@@ -111,7 +114,7 @@ def _model_of_plan(plan: Plan) -> ForecastModel:
     is_positive = (np.arange(devices)[:, None] + np.arange(dim)) % 2
     signs = np.where(is_positive, 1.0, -1.0)
     signs -= signs.mean(0)  # at the mode gradients add up to zero
-    deviation = np.sqrt(precision * plan.dim / (dim * devices))
+    deviation = np.sqrt(precision / devices)
     cost = Quadratic(
         precision=precision,
         start_mean=distance,
@@ -119,7 +122,11 @@ def _model_of_plan(plan: Plan) -> ForecastModel:
         gradients_at_mode=signs * deviation,
         mode=distance,
     )
-    return ForecastModel(cost=cost, data_share=np.full(devices, 1 / devices))
+    return ForecastModel(
+        cost=cost,
+        data_share=np.full(devices, 1 / devices),
+        direction_fraction=dim / plan.dim,
+    )
 
 
 def forecast(
@@ -173,7 +180,8 @@ def _rounds(
     noise = plan.noise_variance
     if not excess:
         noise = np.minimum(noise, plan.langevin_noise)
-    clip = plan.clip
+    # Of gradients along the directions of the model alone.
+    clip = plan.clip * model.direction_fraction**0.5
     examples = _example_clipping(plan, model)
     if not clipping:
         clip = np.full(plan.devices, np.inf)

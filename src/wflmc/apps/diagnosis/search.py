@@ -376,8 +376,9 @@ class ChangeSearch:
         plan = self.diagnosed.plan
         if not plan.clips or not is_uniform(plan.clip):
             return []
-        gradients = self.diagnosed.model.cost.gradients_at_mode
-        norms_sq = (gradients**2).sum(-1)
+        model = self.diagnosed.model
+        squares = model.cost.gradients_at_mode**2
+        norms_sq = squares.sum(-1) / model.direction_fraction
         typical = float(np.sqrt(norms_sq.mean()))
         return changes_to("privacy.clip", plan.clip[0], typical * CLIP_FACTORS)
 
