@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -29,7 +29,7 @@ from wflmc.data.sets import (
     load,
     mnist_features,
 )
-from wflmc.posterior import Posterior, gaussian_regression
+from wflmc.posterior import GaussianPosterior, Posterior, gaussian_regression
 from wflmc.scenario.files import load_data
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
@@ -63,7 +63,7 @@ PAPER_TOLERANCE = 0.15
 class Inputs(NamedTuple):
     """The data of the figures."""
 
-    gaussian: Posterior | None
+    gaussian: GaussianPosterior | None
     """Of figures 2 to 7, `record` and `beyond`; None where none of them is asked
     for."""
     source: str
@@ -119,7 +119,7 @@ def read_data(paths: list[Path], figures: list[str], note: Warn) -> Inputs:
     return Inputs(gaussian, source, features)
 
 
-def _paper_posterior(files: list[Path]) -> Posterior:
+def _paper_posterior(files: list[Path]) -> GaussianPosterior:
     """Return the Gaussian posterior of 30 devices, of a file or of synthetic data."""
     X = None
     y = None
@@ -163,20 +163,20 @@ class Reproduction:
     """The data of the figures, and how much is computed from them.
 
     Args:
-        gaussian: `GaussianPosterior` of figures 2 to 7, `record` and `beyond`; None
-            where none of them is asked for.
+        gaussian: posterior of figures 2 to 7, `record` and `beyond`; None where none of
+            them is asked for.
         source: the name of its data, for titles.
-        features: `Features` of MNIST, for figure 8, `heterogeneity` and `beyond`; None
-            where none of them is asked for.
+        features: of MNIST, for figure 8, `heterogeneity` and `beyond`; None where none
+            of them is asked for.
         experiments: instead of a figure's usual number.
         stop_se: stops a point of figure 8 or `heterogeneity` at this relative standard
             error.
         memory: limit of the sampler, in bytes.
     """
 
-    gaussian: Any
+    gaussian: GaussianPosterior | None
     source: str
-    features: Any
+    features: Features | None
     experiments: int | None = None
     stop_se: float | None = None
     memory: float | None = None
@@ -215,7 +215,7 @@ class Reproduction:
         """
         claims = [*fig6_fig7.claims(tables)]
         if set(NAMES) & set(tables):
-            closed_form_claims = fig2_to_fig5.claims(Setting(self.gaussian))
+            closed_form_claims = fig2_to_fig5.claims(self._single_sample())
             claims = [*closed_form_claims, *claims]
         claims = [*_on_data(self.gaussian, claims), *fig8.claims(tables)]
         return [self._with_doubt(claim) for claim in claims]
@@ -233,14 +233,21 @@ class Reproduction:
         usual_count = EXPERIMENTS.get(figure.removesuffix("-posterior"), 1)
         return self.experiments or usual_count
 
+    def _single_sample(self) -> Setting:
+        """Return the setting of figures 2 to 5."""
+        assert self.gaussian is not None  # `read_data` has it for these figures
+        return Setting(self.gaussian)
+
     def _chains(self, figure: str) -> fig6_fig7.MultiSample:
         """Return the setting of studies on the Gaussian posterior."""
+        assert self.gaussian is not None  # `read_data` has it for these figures
         return fig6_fig7.MultiSample(
             self.gaussian, experiments=self._count(figure), memory=self.memory
         )
 
     def _mnist(self, figure: str) -> fig8.Mnist:
         """Return the setting of studies on MNIST."""
+        assert self.features is not None  # `read_data` has them for these figures
         return fig8.Mnist(
             self.features,
             experiments=self._count(figure),
@@ -250,7 +257,7 @@ class Reproduction:
 
     def _closed_form(self, figure: str) -> FigureStudies:
         """Return one of figures 2 to 5."""
-        setting = Setting(self.gaussian)
+        setting = self._single_sample()
         promise = _promise(setting)
         if figure == "fig5":
             promise = f"δ = {setting.delta:g} (replace)"  # x is ε
