@@ -228,7 +228,8 @@ def load_data(
         The data, and the names of the features, which only a header has.
 
     Raises:
-        InputError: names the line and the column at fault, never what stands there.
+        InputError: if the file cannot be read or is no such data set. Where a cell of a
+            CSV is at fault, its line and column are named, never what stands there.
     """
     if str(path).lower().endswith(".npz"):
         return DataFile(_load_npz(path), names=())

@@ -37,10 +37,12 @@ def split_rows(
 
     A cell in double quotes may contain the delimiter, and a doubled quote stands for
     one. A quotation has to be closed in its line, so that a damaged line is refused
-    instead of running into the next one.
+    instead of running into the next one. A quote inside a cell that does not begin with
+    one is an ordinary character.
 
     Args:
-        lines: of the file, without their ends, as `storage.read_lines` returns them.
+        lines: of the file, without the line feeds, as `storage.read_lines` returns
+            them.
         delimiter: the character between two cells.
         skip_spaces: whether spaces after a delimiter are dropped.
 
@@ -49,7 +51,10 @@ def split_rows(
         line of spaces has one cell.
 
     Raises:
-        csv.Error: a quotation is not closed, or goes on behind its closing quote.
+        csv.Error: a quotation is not closed, or its cell goes on behind the closing
+            quote; a carriage return stands outside quotes and before the end of a line;
+            or a cell is longer than `csv.field_size_limit()`, 131072 characters unless
+            the process has changed it.
 
     >>> rows = split_rows(['a,"b, c"', ""])
     >>> rows[0].cells, rows
@@ -71,9 +76,9 @@ def split_rows(
 def parse_float(text: str) -> float | None:
     """Return the number that a cell holds, in ASCII digits with a decimal point.
 
-    Python's `float` also reads digits of other scripts and leaves out underscores,
-    which no file of numbers has; neither is a number here. Spaces around a number are
-    ignored. A number beyond the largest float64 is infinite.
+    The words inf and infinity count as numbers too. Python's `float` also reads digits
+    of other scripts and leaves out underscores; neither is a number here. Spaces around
+    a number are ignored. A number beyond the largest float64 is infinite.
 
     Args:
         text: the cell.

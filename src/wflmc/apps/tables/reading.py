@@ -85,16 +85,16 @@ def read_table(path: str | Path) -> DataFrame:
 
     Args:
         path: a text file with a header (.csv, .tsv, .txt; a tab, semicolon, bar or
-            comma delimits columns, whichever the header has most, in .txt also a
-            space), .parquet, or .npz with X[N, d] and, if there are, y[N] and
+            comma delimits columns, whichever the header has most; a space in a .txt
+            file whose header has none of these), .parquet, or .npz with X[N, d] and, if there are, y[N] and
             devices[N], which become columns x0, x1, …, y and device.
 
     Returns:
         A pandas.DataFrame with one row for each record.
 
     Raises:
-        InputError: if there is no such file, or no table with distinct names and at
-            least one row in it.
+        InputError: if there is no such file, no table with distinct names and at least
+            one row in it, or if the package that reads it is not installed.
     """
     _installed("pandas")
     readers = {
@@ -178,7 +178,7 @@ def _delimiter(header: str, *, allow_space: bool) -> str:
 def _column_names(header: list[str]) -> list[str]:
     """Return the names of columns, refused where the first row holds numbers.
 
-    Columns without a name are called by their index.
+    Columns without a name are called `Unnamed: INDEX`.
     """
     numbers = [plain_form(name) for name in header if parse_number(name) is not None]
     has_fraction = any(not re.fullmatch(r"-?\d+", number) for number in numbers)
@@ -196,9 +196,9 @@ def _column_names(header: list[str]) -> list[str]:
 
 
 def _record(cells: list[str], columns: int) -> list[str] | None:
-    """Return the cells of a row; None if there is another number of them.
+    """Return the cells of a row; None if there are not as many as columns.
 
-    A delimiter at the end of a row makes no cell.
+    One empty cell too many at the end, behind a last delimiter, is dropped.
     """
     if len(cells) == columns + 1 and not cells[-1].strip():
         return cells[:-1]
