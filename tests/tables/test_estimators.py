@@ -186,6 +186,8 @@ def test_pipelines_and_cross_validation_work_around_it():
     assert model.get_params()["privateclassifier__epsilon"] == 3.0
     with pytest.raises(NotFittedError):
         PrivateClassifier().predict(X)
+    with pytest.raises(NotFittedError):
+        PrivateClassifier().report_html_()
 
 
 def test_plans_and_settings_do_not_depend_on_the_data():

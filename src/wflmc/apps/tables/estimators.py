@@ -197,7 +197,7 @@ class _Account:
 
         Args:
             part: what it is for.
-            release: that was received, and has not been looked at.
+            release: that was received; nothing of it has left the fit yet.
         """
         self.ledger.charge(release.name, self.rounds, release.loss, release.noise)
         self.rounds += len(release.loss)
@@ -695,6 +695,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         from wflmc.apps.report.fit_page import render_fit
         from wflmc.apps.tables.folder import TableRows, describe
 
+        check_is_fitted(self, "model_")
         has_rows = len(np.asarray(X)) > 0
         empty = np.zeros((0, self.n_features_in_))
         rows = self._checked_features(X) if has_rows else empty
@@ -713,16 +714,16 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         uncovered = [
             NotCovered(
                 "refusals",
-                "A fit that is refused over its data tells that it was.",
+                "If a fit is refused because of its data, the refusal reveals that.",
                 published=False,
             )
         ]
         if self.random_state is not None:
-            text = "A seed can be guessed, and the noise with it: a simulation."
+            text = "Whoever guesses the seed can draw the noise again: a simulation."
             uncovered.append(NotCovered("random_state", text))
         if self.link is not None:
-            reason = "low-order bits may tell"
-            text = f"The noise of a simulated channel is float32: {reason}."
+            reason = "whose low-order bits may reveal rows"
+            text = f"The noise of a simulated channel is float32, {reason}."
             uncovered.append(NotCovered("link", text))
         return tuple(uncovered)
 
@@ -778,7 +779,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         """Fit the model under (ε, δ) differential privacy.
 
         Every further fit, of this estimator or of a clone, spends again, and a
-        `PrivacyWarning` says so. The ledger is charged before anything is sent.
+        `PrivacyWarning` says so. Nothing leaves the fit before the ledger is charged.
 
         Args:
             X: features, [N, d], finite.
@@ -793,6 +794,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
 
         Raises:
             InputError: a parameter is not allowed, or a label is none of the classes.
+            ValueError: X is not finite, or X and y differ in their number of rows.
             OverspendError: the ledger does not leave enough.
         """
         features, labels = validate_data(self, X, y, dtype=np.float64)
@@ -887,7 +889,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         """Fit the model under (ε, δ) differential privacy.
 
         Every further fit, of this estimator or of a clone, spends again, and a
-        `PrivacyWarning` says so. The ledger is charged before anything is sent.
+        `PrivacyWarning` says so. Nothing leaves the fit before the ledger is charged.
 
         Args:
             X: features, [N, d], finite.
@@ -902,6 +904,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
         Raises:
             InputError: a parameter is not allowed.
+            ValueError: X or y is not finite, or they differ in their number of rows.
             OverspendError: the ledger does not leave enough.
         """
         features, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
