@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wflmc import InputError
-from wflmc.apps.tables import reading
+from wflmc.apps.tables import folder, reading
 from wflmc.apps.tables.description import make_schema
 from wflmc.apps.tables.encoding import device_names, encode, outcomes, owners
 from wflmc.apps.tables.reading import as_frame, read_table
@@ -647,6 +647,20 @@ def test_owners():
     assert np.ptp(np.bincount(numbers, minlength=7)) <= 1
     assert numbers.dtype == np.intp
     assert np.any(np.diff(numbers) < 0)
+
+
+def test_devices_keep_their_names_where_rows_are_held_out():
+    clinics = [f"clinic {row}" for row in range(8)]
+    table = pandas.DataFrame({"age": range(8), "y": ["a", "b"] * 4, "clinic": clinics})
+    request = folder.FitRequest(
+        table, target="y", epsilon=1.0, delta=1e-5, device="clinic"
+    )
+    read = folder._read(request)
+    for rows, count in ((read.fitted, 6), (read.held_out, 2)):
+        assert len(rows.X) == count
+        names = [rows.names[owner] for owner in rows.owner]
+        assert names == [clinics[int(age)] for age in rows.X[:, 0]]
+    assert len(read.fitted.names) == 6
 
 
 def test_devices_that_are_numbers_are_in_the_order_of_numbers(tmp_path):

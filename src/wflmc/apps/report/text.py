@@ -473,8 +473,7 @@ def _worth_lines(fit: FitFile) -> Iterator[str]:
         scores = [key for key in WORTH_SCORES if key in after]
         changes = [f"{key} {before[key]:.3g} → {after[key]:.3g}" for key in scores]
         yield (
-            "On a stand-in, which may be easier or harder than the table, "
-            f"{name} would give {', '.join(changes)}."
+            f"On a stand-in, not on this table, {name} would give {', '.join(changes)}."
         )
 
 

@@ -162,7 +162,7 @@ class _SplitTable(NamedTuple):
 def _read(request: FitRequest) -> _SplitTable:
     """Return the table of a request as numbers."""
     if not 0 <= request.test < 1:
-        raise InputError("--test", request.test, "a share from 0 to below 1")
+        raise InputError("--test", request.test, "a fraction of at least 0, below 1")
     frame = as_frame(request.table)
     schema = make_schema(
         frame,
@@ -186,27 +186,30 @@ def _read(request: FitRequest) -> _SplitTable:
     if rows - is_held_out.sum() < 2:
         requirement = "a table with at least two rows to fit"
         raise InputError("TABLE", f"{rows} rows", requirement)
-    # A device whose rows are all held out takes no part in the fit.
-    _, fitted_owner = np.unique(owner[~is_held_out], return_inverse=True)
-    owner[~is_held_out] = fitted_owner
-    fitted, held_out = (
-        TableRows(encoded.X[part], y[part], owner[part], names)
-        for part in (~is_held_out, is_held_out)
+    held_out = TableRows(
+        encoded.X[is_held_out], y[is_held_out], owner[is_held_out], names
     )
+    # A device whose rows are all held out takes no part in the fit.
+    is_fitted = ~is_held_out
+    fitting_devices, fitted_owner = np.unique(owner[is_fitted], return_inverse=True)
+    fitted_names = np.asarray(names)[fitting_devices].tolist()
+    fitted = TableRows(encoded.X[is_fitted], y[is_fitted], fitted_owner, fitted_names)
     return _SplitTable(schema, encoded.ranges, fitted, held_out)
 
 
 def facts_of(request: FitRequest) -> Facts:
     """Return what is public of a table, for `wflmc tune`.
 
-    Nothing is spent: of the table only its size, its columns and its classes are looked
-    at. Classes count as equally frequent.
+    Nothing is spent. The facts have the table's size, columns and classes; the latter
+    count as equally frequent. What a fit spends before its chain is estimated: scales
+    of the features are counted, releases of class counts, of the scale of a target and
+    of its noise are not.
 
     Args:
         request: as for a fit.
 
     Returns:
-        The facts that a fit of these rows would begin its chain with.
+        The facts, close to those that a fit of these rows begins its chain with.
 
     Raises:
         InputError: the table, a column or an option is not what it must be.
@@ -241,7 +244,7 @@ def fit_table(
     """Fit a table, and write the folder of the fit.
 
     Everything that looks at the rows to fit is paid for from one ε, and the ledger in
-    the folder is charged before anything is sent. Rows that are held out score the
+    the folder is charged before a result is kept. Rows that are held out score the
     predictions, outside ε.
 
     Args:
@@ -255,11 +258,12 @@ def fit_table(
 
     Raises:
         InputError: the table, a column or an option is not what it must be, or the
-            folder holds a fit; nothing is written then.
+            folder holds a fit; no fit is written then. Of a fit that private selection
+            refuses after other parts were paid for, the ledger remains.
     """
     began = time.perf_counter()
     if (out / FIT).exists() or (out / LEDGER).exists():
-        reason = "fits of the same data add up, and this one holds another"
+        reason = "this one holds a fit already, and what fits spend adds up"
         raise InputError("--out", str(out), f"a new folder: {reason}")
     table = _read(request)
     model = _estimator(request, table)
@@ -329,7 +333,7 @@ def _not_covered(request: FitRequest, schema: Schema) -> list[NotCovered]:
         text = "Which device holds a row, and how many rows each has, is public."
         uncovered.append(NotCovered("devices", text))
     if request.private:
-        text = "How long private selection took tells how often it ran."
+        text = "The duration of private selection reveals how often it ran."
         uncovered.append(NotCovered("seconds", text))
     return uncovered
 
@@ -362,7 +366,7 @@ def describe(
     uncovered = list(estimator.not_covered_)
     if len(held_out.X):
         scores = _scores(estimator.model_, held_out, classes)
-        text = "Scores look at held-out rows, which nothing hides."
+        text = "Scores are computed from held-out rows, which nothing protects."
         uncovered.insert(0, NotCovered("scores", text, published=False))
     shown_candidates = estimator.candidates_[:MAX_SHOWN_CANDIDATES]
     expected = worth(facts, estimator.settings_)
@@ -424,7 +428,7 @@ def _bias_warning(scores: ClassScores) -> str:
     """Return the warning about a class whose mean probability is off."""
     mean = f"The mean probability of {scores.label!r} is {scores.predicted_share:.3g}"
     truth = f"{scores.share:.3g} of the held-out rows have this label"
-    return f"{mean}, but {truth}: do not take its probabilities at their word."
+    return f"{mean}, but {truth}: do not rely on its probabilities."
 
 
 class _HeldOutScores(NamedTuple):
@@ -662,9 +666,10 @@ def predict_table(
             formulas get an apostrophe there.
 
     Returns:
-        The predictions as a frame, one row each, and warnings. Columns are the row's
-        own id, `prediction` and `p_CLASS`; or `mean`, `lower` and `upper`, the ends of
-        90 % intervals.
+        The predictions as a frame, one row each, and warnings. The first column is that
+        of the ids where the fit and the table have one, else `row`, numbers from 0.
+        Then come `prediction` and a `p_CLASS` for each class; or, in a regression,
+        `mean`, `lower` and `upper`, the ends of 90 % intervals.
 
     Raises:
         InputError: if the folder is not that of a fit, or a column of the table is not
