@@ -66,7 +66,7 @@ class Whitening(NamedTuple):
             raise InputError(
                 "whiten_from",
                 f"{dim} features",
-                f"as many as in the data, {values.shape[-1:]}",
+                f"as many as in the data, whose shape is {values.shape}",
             )
         whitened = np.full((len(values), dim + intercept), CONSTANT, np.float32)
         for block in _blocks(values):

@@ -104,9 +104,8 @@ def scattering_features(images: ArrayLike) -> Array:
     Each group of channels of an image is centred and scaled by its own mean and
     standard deviation (Tramèr and Boneh 2021); then the complete vector is scaled to
     unit length. The features of an image depend on no other image, and no data have
-    formed the
-    transform: it is public and costs no privacy. The features of a black image are
-        zero.
+    formed the transform: it is public and costs no privacy. The features of a black
+    image are zero.
 
     Args:
         images: as for `transform`.

@@ -98,7 +98,8 @@ def is_missing_word(text: str) -> bool:
 def parse_number(text: str) -> float | None:
     """Return the number that a text stands for, a boolean as 0 or 1.
 
-    A number has ASCII digits and a decimal point, and no separators.
+    A number has ASCII digits and a decimal point, and no separators; the words inf and
+    infinity count as numbers.
 
     Args:
         text: a cell; spaces around the number or the boolean do not count.
@@ -282,9 +283,9 @@ def _by_unique_form(index_of_name: Mapping[str, int]) -> dict[str, int]:
 def check_unambiguous(series: Series, names: Sequence[str], key: str) -> None:
     """Refuse numbers in a column of names if they may be several of its names.
 
-    A library that reads the codes 1 and 01 as text makes the number 1 of both where all
-    other rows are numbers. Text is never ambiguous, and names without a common plain
-    form never are.
+    A library keeps the codes 1 and 01 as text where another row of the column is text,
+    and reads both as the number 1 where all rows are numbers. Text is never ambiguous,
+    and neither is a number that is the plain form of one name only.
 
     Args:
         series: a column.

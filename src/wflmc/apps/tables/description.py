@@ -71,15 +71,16 @@ def make_schema(
 
     Args:
         frame: the table, as `as_frame` returns it.
-        target: the column to predict.
-        task: classification or regression; by default classification if the target is
-            text, boolean, or at most 20 different whole numbers.
+        target: the column to predict; None: as declared.
+        task: classification or regression. By default classification if classes are
+            declared, and regression if a target range is; else classification if the
+            target is text, boolean, or at most 20 different whole numbers.
         device: the column that says which device holds a row.
         id: a column of unique values that is no feature.
-        missing: "refuse", the default, or "indicator", which fills in a constant and
-            adds a feature that says where.
+        missing: "refuse", or "indicator", which fills in a constant and adds a feature
+            that says where; None: as declared, else "refuse".
         declared: part of a schema as plain data, with columns by name or in a list.
-            Arguments take precedence.
+            Arguments other than None take precedence.
 
     Returns:
         The schema. Its `taken` lists what was read off the data, and what `declared`

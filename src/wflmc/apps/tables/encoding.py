@@ -61,7 +61,9 @@ def encode(frame: DataFrame, schema: Schema) -> EncodedTable:
         alone.
 
     Raises:
-        InputError: if a column is absent, or a cell is not of its column's kind.
+        InputError: if a column is absent, a cell is not of its column's kind, a value
+            is missing where the schema has no feature for it, or a number may be
+            several of a column's categories.
     """
     columns = schema.columns
     absent = [column.name for column in columns if column.name not in frame.columns]
@@ -138,7 +140,8 @@ def outcomes(frame: DataFrame, schema: Schema) -> np.ndarray:
         Labels as they stand in `schema.classes`, or float64 for a regression, [N].
 
     Raises:
-        InputError: if the target is missing in a row, or is none of the classes.
+        InputError: if there is no such column, if the target is missing in a row, or if
+            it is none of the classes or, in a regression, no finite number.
     """
     target = str(schema.target)
     key = f"target {schema.target!r}"
@@ -211,8 +214,9 @@ def owners(
         The number of a device, 0 to K − 1, for every row, [N].
 
     Raises:
-        InputError: if there are both a device column and a number of devices, a device
-            is missing, or there are more devices than rows.
+        InputError: if there are both a device column and a number of devices, if a row
+            has no device, or if the number is not a whole one from 1 to that of the
+            rows.
     """
     if schema.device is not None:
         if devices is not None:

@@ -224,8 +224,8 @@ def nearest_name(name: str, known_names: Iterable[str], noun: str) -> str:
         noun: what they name, such as column.
 
     Returns:
-        What the name must be, with the nearest one that is known, or with all of them
-        where none is near.
+        What the name must be, with the nearest one that is known, or where none is near
+        with a list of them (see `listed_names`).
     """
     names = list(known_names)
     close = difflib.get_close_matches(name, names, n=1)
@@ -317,8 +317,8 @@ def split_declarations(declared: Mapping[str, object]) -> Declarations:
         The two parts. None counts as not declared, and is left out.
 
     Raises:
-        InputError: if the columns are neither an object by name nor a list of objects
-            with distinct names.
+        InputError: if the columns are neither an object with an object for each name,
+            nor a list of objects with distinct names.
     """
     table = _without_none(declared)
     columns = table.pop("columns", {})

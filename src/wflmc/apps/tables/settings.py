@@ -47,7 +47,8 @@ CLIPS = (0.2, 0.4, 0.8, 2.0)
 TRAVELS = (0.03, 0.1, 0.25, 0.5, 1.0)
 """Candidates for the step size, in units of the prediction.
 
-So far do clipped gradients of one row carry the prediction for it over the whole chain.
+They say how far clipped gradients of one row, over the whole chain, can carry the
+prediction for that row.
 """
 PRIORS = (6.0, 12.0)
 """Candidates for the standard deviation of the prior's predictions."""
@@ -56,12 +57,12 @@ ROUNDS = (50, 100)
 BURN_INS = (0.25, 0.5, 0.75)
 """Candidates for burn-in, as fractions of the rounds."""
 GRADIENT_GROWTH = 0.75
-"""A device's gradient is so long a power of its number of rows, over that of one row.
+"""Power of its number of rows with which the norm of a device's gradient grows.
 
 Gradients of a device's rows partly cancel; without that the power would be 1.
 """
 MAX_GRADIENT_PER_ROW = 2**0.5
-"""The most that the softmax model's gradient is as long as its row."""
+"""Largest norm of a row's softmax gradient, over the norm of the row."""
 WHITENING_FRACTION = 0.1
 """The part of what is left of a budget that whitening takes, where it is tried."""
 WHITENING_ROUNDS = {True: 3, False: 16}
@@ -107,10 +108,10 @@ UNUSED_KEY = 0
 
 
 class Advance(Protocol):
-    """Hears how far a choice of settings is."""
+    """Reports how far a choice of settings is."""
 
     def __call__(self, parts_done: int, parts: int, /) -> None:
-        """Take note that so many parts are done, of so many in all."""
+        """Report that `parts_done` of all `parts` are done."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def candidates(facts: Facts) -> Iterator[Settings]:
             the gradient of all rows of a device.
 
     Yields:
-        Settings, in an order that depends on nothing.
+        Settings, in the same order for every table.
     """
     norm = facts.row_norm
     gradient_norm = norm
@@ -334,8 +335,8 @@ def initial_parameters(facts: Facts) -> Array:
         facts: of the table; its class shares are public.
 
     Returns:
-        Zeros, [d + 1]; for classes, parameters by which every row has the classes'
-        shares for odds, class after class, [C (d + 1)].
+        Zeros, [d + 1]; for classes, parameters by which the probabilities of every row
+        are the classes' shares, class after class, [C (d + 1)].
     """
     if not facts.classes:
         return np.zeros(facts.features + 1)
@@ -472,7 +473,8 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         posterior: as `private_posterior` or `whiten` returns it.
 
     Returns:
-        The plan of one overdamped chain that starts at zero.
+        The plan of one overdamped chain. It is planned for a start at zero; where the
+        chain really starts, `initial_parameters`, changes no privacy loss.
     """
     promise = replace(facts.promise, clip=settings.clip, example_clip=None)
     if facts.by_record:  # clipped one by one, the rows of a device need no other clip
@@ -864,8 +866,11 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     """Choose settings on stand-ins.
 
     The candidates of `candidates` are tried, and settings near the best of them with
-    whitening. Where losses are within `EQUAL_LOSS_RATIO` of each other, the average
-    over most draws is taken. For equal facts and an ideal link the choice is made once.
+    whitening, unless the devices would send too many numbers for it (`MAX_MOMENTS`).
+    Where a class is rare and rows are hidden one by one, settings that clip nothing are
+    preferred, up to a price (`MAX_UNCLIPPED_LOSS_RATIO`). Where losses are within
+    `EQUAL_LOSS_RATIO` of each other, the average over most draws is taken. For equal
+    facts and an ideal link the choice is made once.
 
     Args:
         facts: of the table.
