@@ -45,17 +45,18 @@ def test_public_rows_have_unit_variance_before_they_are_shortened(public):
     assert rounding < 0.01
 
 
-@pytest.mark.parametrize("rows", [1, 5, 9])
-def test_what_becomes_of_a_row_depends_on_no_other(public, monkeypatch, rows):
-    monkeypatch.setattr(
-        images, "BLOCK_ROWS", 4
-    )  # several blocks, of which the last is filled up
+@pytest.mark.parametrize("rows", [1, 500, 2 * images.BLOCK_ROWS + 1])
+def test_what_becomes_of_a_row_depends_on_no_other(public, rows):
+    """One block of rows, or several, of which the last is filled up."""
     whitening = public_whitening(public)
+    several = np.resize(public, (rows, public.shape[1]))
     alone = np.concatenate(
-        [whitening(row[None], intercept=True) for row in public[:rows]]
+        [whitening(row[None], intercept=True) for row in several[: len(public)]]
     )
     np.testing.assert_allclose(
-        whitening(public[:rows], intercept=True), alone, atol=1e-6
+        whitening(several, intercept=True),
+        np.resize(alone, (rows, alone.shape[1])),
+        atol=1e-6,
     )
     assert np.all(alone[:, -1] == np.float32(CONSTANT))
 

@@ -415,7 +415,7 @@ def peak_of(call, *arguments, **keywords):
 
 def test_an_archive_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     """Some kilobytes that would fill 16 MiB, with the limits of small machines in place of 1 GiB and 200 times."""
-    monkeypatch.setattr(storage, "MAX_EXPANDED_BYTES", 2**20, raising=False)
+    monkeypatch.setattr(storage, "MAX_EXPANDED_BYTES", 2**20)
     np.savez_compressed(tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18))
     error, peak = peak_of(load_data, tmp_path / "d.npz")
     assert error is not None
