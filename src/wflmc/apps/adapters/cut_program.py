@@ -73,6 +73,8 @@ CONTROL_FLOW = Refusal(
 def refuse_site(name: str, refusal: Refusal | None) -> None:
     """Raise the error about a site that there is a reason to refuse.
 
+    The sentence is "site NAME <fault>, but it must be <requirement>".
+
     Args:
         name: of the site.
         refusal: the reason; None where there is none, and nothing happens.
@@ -137,7 +139,12 @@ class Program:
 
     @property
     def examples(self) -> dict[str, np.ndarray]:
-        """The data of examples by path, [N, ...], and their numbers."""
+        """The data of examples by path, [N, ...], and their numbers.
+
+        The axis that counts examples comes first, whatever it is in the arguments. The
+        numbers from 0 to N − 1 are under `EXAMPLE_INDEX`: by them an example finds its
+        own entries of parameters that have one for each.
+        """
         leaves = leaves_by_path(self.arguments)
         arrays = {}
         for path, axis in self.example_axes.items():
@@ -148,7 +155,12 @@ class Program:
 
     @property
     def numeric_arguments(self) -> dict[str, Leaf]:
-        """Arguments that are numbers and no examples, by path."""
+        """Arguments that are numbers and no examples, by path.
+
+        Every device knows them. They are arrays of other lengths than N, declared
+        arguments, and single numbers such as N itself; texts, functions and random keys
+        are not among them.
+        """
         return {
             path: leaf
             for path, leaf in leaves_by_path(self.arguments).items()
@@ -159,7 +171,9 @@ class Program:
     def opaque_arguments(self) -> dict[str, Leaf]:
         """Arguments that are objects other than functions, by path.
 
-        Numbers in them cannot be traced.
+        Numbers in them cannot be traced, so that no equation shows whether a density is
+        computed from them. They are listed in `not_covered`, as every device knows
+        them.
         """
         return {
             path: leaf
@@ -171,15 +185,16 @@ class Program:
         """Return whether an argument, or a part of one, is declared public.
 
         The names in `shared` are those of arguments; a leaf of a pytree belongs to the
-        argument that its path begins with.
+        argument that its path begins with. Declared arguments are no examples, even
+        where they are as long as the observations.
         """
         return path.split(".")[0] in self.shared
 
     def placeholders(self, rows: int) -> dict[str, np.ndarray]:
         """Return examples of ones, with their numbers.
 
-        They have the shapes and types of the data, and are all that the prior sees of
-        examples.
+        They have the shapes and types of the data and none of its values, and are all
+        that the prior sees of examples.
 
         Args:
             rows: how many.
@@ -197,7 +212,12 @@ class Program:
 
     @property
     def local_axes(self) -> dict[str, int]:
-        """The axis that counts examples, of latent sites with a value for every one."""
+        """The axis that counts examples, of latent sites with a value for every one.
+
+        These are continuous sites in a plate of size N, which are kept as parameters.
+        The axis is the first of length N in the value of the site. Sites of all
+        examples, such as weights, are not among them.
+        """
         shapes = {
             name: np.shape(self.sites[name]["value"])
             for name in self.start
@@ -207,7 +227,12 @@ class Program:
 
     @property
     def location_scale_sites(self) -> list[str]:
-        """Latent sites that can be written as location + scale * offset."""
+        """Latent sites that can be written as location + scale * offset.
+
+        They are those whose law has both and takes all real values, after its
+        transformations; NumPyro's `LocScaleReparam` rewrites them. A hierarchy that has
+        no mode as it is written may have one with offsets.
+        """
         return [
             name
             for name in self.start
@@ -216,7 +241,12 @@ class Program:
 
     @property
     def observed(self) -> dict[str, np.ndarray]:
-        """Observations of sites of an example, by site, [N, ...]."""
+        """Observations of sites of an example, by site, [N, ...].
+
+        The axis that counts examples comes first. Factors and observations without an
+        axis of length N are left out: they have no value for one example that could be
+        simulated.
+        """
         values = {}
         for name, value in self.observations.items():
             if name in self.likelihood_axes and self.count in value.shape:
@@ -226,14 +256,19 @@ class Program:
 
     @property
     def dims(self) -> dict[str, list[str]]:
-        """Names of the axes of every site: of its plates, where there are some."""
+        """Names of the axes of every site, as ArviZ takes them.
+
+        An axis along a plate has the name of the plate. Every other axis, such as those
+        of one draw of a vector, is called `<site>_dim_<number>`.
+        """
         return {name: _axis_names(name, site) for name, site in self.sites.items()}
 
     def is_in_example_plate(self, name: str) -> bool:
         """Return whether a site is in a plate over examples, which has size N.
 
         A plate of another meaning that has N entries by accident counts as one over
-        examples, and is cut as such.
+        examples, and is cut as such. Continuous latent sites in one become parameters
+        with a value for every example.
         """
         frames = self.sites[name]["cond_indep_stack"]
         return any(frame.size == self.count for frame in frames)
@@ -295,6 +330,9 @@ class Program:
     ) -> Model:
         """Return the model on some examples, with a fixed random key.
 
+        It can be traced by JAX. Latent sites still draw their values unless these are
+        substituted.
+
         Args:
             examples: [rows, ...] by path, with their numbers.
             replaced: as of `model_on`.
@@ -349,6 +387,9 @@ class Program:
     ) -> dict[str, Site]:
         """Return the sites of a cut model at some parameters.
 
+        Parameters are constrained first, by the transformations that the model itself
+        has at these values.
+
         Args:
             model: of `seeded_model_on`.
             parameters: unconstrained values of its latent sites.
@@ -393,6 +434,8 @@ class Program:
     ) -> Values:
         """Return the parameters that the model has on some examples.
 
+        Every other parameter is common to all examples.
+
         Args:
             parameters: unconstrained values by site, of all N examples.
             index: numbers of the examples, [rows].
@@ -409,6 +452,8 @@ class Program:
 
     def discrete_values(self, discrete: DiscreteValues, rows: int) -> Arrays:
         """Return values of discrete sites, the same for every example.
+
+        The likelihood sums over such values, one combination after the other.
 
         Args:
             discrete: one value of every site.
@@ -488,6 +533,9 @@ class Program:
     def log_likelihood(self, parameters: Values, example: Values) -> jax.Array:
         """Return log p(example|θ), summed over the example's discrete variables.
 
+        It is the likelihood of the posterior: the gradient of one example is clipped to
+        the threshold of a record.
+
         Args:
             parameters: unconstrained values by site, of all N examples.
             example: arrays by path, with its number.
@@ -501,15 +549,17 @@ class Program:
     def prior_rows(self) -> int:
         """How many placeholders the prior is computed with.
 
-        One is enough, unless parameters have a value for every example: then N.
+        One is enough, unless parameters have a value for every example: then N. A prior
+        that depends on this number is refused when the model is read.
         """
         return self.count if self.local_axes else 1
 
     def prior_densities(self, parameters: Values) -> Arrays:
         """Return `densities` on placeholders.
 
-        Those of `prior_sites` and `public_values` hold for any data; those of other
-        sites mean nothing.
+        Those of `prior_sites` and `public_values` hold for any data, since no equation
+        leads from an example to them; those of other sites mean nothing. Discrete sites
+        have their first value, which reaches no prior site either.
         """
         placeholders = self.placeholders(self.prior_rows)
         discrete = self.discrete_values(self.first_values, self.prior_rows)
@@ -519,8 +569,9 @@ class Program:
     def log_prior(self, parameters: Values) -> jax.Array:
         """Return the log-density of everything that belongs to no example.
 
-        It includes log-Jacobians, and factors that do not depend on examples. No value
-        of an example enters it.
+        It includes the log-Jacobians of latent sites, observations of public arguments
+        and factors that do not depend on examples. No value of an example enters it,
+        and it is never clipped. Parameters are unconstrained values by site.
         """
         densities = self.prior_densities(parameters)
         terms = (jnp.sum(densities[name]) for name in self.prior_sites)
@@ -529,8 +580,9 @@ class Program:
     def constrained_values(self, parameters: Values) -> Arrays:
         """Return the values of latent sites by name.
 
-        Deterministic sites that do not depend on the examples are returned as well;
-        others are left out, because the model runs on placeholders here.
+        Values are in the space of the sites, for unconstrained parameters. Deterministic
+        sites that do not depend on the examples are returned as well; others are left
+        out, because the model runs on placeholders here.
         """
         model = self.seeded_model_on(self.placeholders(self.prior_rows))
         values = constrain(model, parameters, deterministic=True)
@@ -575,7 +627,11 @@ def _axis_names(name: str, site: Site) -> list[str]:
 
 
 def path_name(path: LeafPath) -> str:
-    """Return the path of a leaf as a text, its keys joined by dots, such as `X.0`."""
+    """Return the path of a leaf as a text, its keys joined by dots, such as `X.0`.
+
+    The name of the argument comes first. Keys that have dots may make the paths of two
+    leaves equal; arguments are refused then.
+    """
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
@@ -592,19 +648,27 @@ def leaves_by_path(tree: Mapping[str, object]) -> dict[str, Leaf]:
 def number_kind(leaf: Leaf) -> str:
     """Return the kind of an argument's numbers, as NumPy names kinds.
 
-    It is an empty text for a random key, and `O` for an object that is no number.
+    It is f, i, u or b for numbers that a density can be computed from, an empty text
+    for a random key, and `O` for an object that is no number. A list or a number of
+    Python has the kind of the array that NumPy makes of it.
     """
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return getattr(dtype, "kind", "")
 
 
 def as_row(example: Values) -> Arrays:
-    """Return the arrays of one example in the shape of several examples, [1, ...]."""
+    """Return the arrays of one example in the shape of several examples, [1, ...].
+
+    Models see examples along an axis, also where there is one only; its number becomes
+    an array of one number.
+    """
     return {name: jnp.asarray(value)[None] for name, value in example.items()}
 
 
 def log_density(site: Site, parameters: Values) -> jax.Array:
     """Return the unscaled log-density of a sample site.
+
+    Scales of `numpyro.handlers.scale` and of plates are left to the caller.
 
     Args:
         site: with its value.

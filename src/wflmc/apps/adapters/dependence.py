@@ -94,7 +94,11 @@ def sources_of(
 
 
 def all_sources(tree: SourceTree) -> Sources:
-    """Return the union of all sources in a pytree; `NOTHING` for an empty one."""
+    """Return the union of all sources in a pytree, as `sources_of` returns it.
+
+    It says what the results are computed from together, and is `NOTHING` for a tree
+    without leaves.
+    """
     return NOTHING.union(*jax.tree.leaves(tree))
 
 

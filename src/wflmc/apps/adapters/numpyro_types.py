@@ -143,6 +143,9 @@ def visit(model: Model, values: Callable[[Site], ArrayLike | None]) -> dict[str,
 def visit_at(model: Model, values: Values) -> dict[str, Site]:
     """Run a model without arguments where its sites have some values.
 
+    Sites without a value draw one, with the key of the model; deterministic sites are
+    computed.
+
     Args:
         model: seeded, so that it needs no random key.
         values: constrained, by site.
@@ -161,6 +164,8 @@ def constrain(
 ) -> Arrays:
     """Return the values of the latent sites of a model without arguments.
 
+    A support may depend on sites before it, so that the model itself runs.
+
     Args:
         model: seeded.
         parameters: unconstrained values by site.
@@ -178,7 +183,9 @@ def constrain(
 def seeded(model: Model) -> Model:
     """Return a model that draws with a fixed random key, that of seed 0.
 
-    Sites without a value get one then; log-densities do not depend on the key.
+    Sites without a value draw one then, the same in every run. Densities at substituted
+    values do not depend on the key, unless the model itself uses it. JAX can trace the
+    model.
     """
     return library().handlers.seed(model, 0)
 
@@ -236,7 +243,9 @@ def location_and_scale(law: Distribution) -> tuple[jax.Array, jax.Array] | None:
 def values_of(law: Distribution) -> np.ndarray:
     """Return all values of a discrete law, [values], of type int32.
 
-    The law has to have finitely many of them (`has_enumerate_support`).
+    They are those of one independent variable, in the order in which NumPyro lists
+    them. The law has to have finitely many of them (`has_enumerate_support`); NumPyro
+    raises NotImplementedError for others.
     """
     values = law.enumerate_support(expand=False)
     return np.asarray(values, dtype=np.int32).ravel()
