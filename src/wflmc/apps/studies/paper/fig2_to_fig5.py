@@ -264,36 +264,56 @@ def _is_near(ours: float | None, paper: float, tolerance: float) -> bool:
 class _Comparison:
     """What plans of different schemes have in common and how they differ.
 
-    Arguments of all methods are an SNR in dB, a step size and, where it is not the
-    setting's, an ε.
+    In all methods ε is that of the setting where it is None.
     """
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
 
-    def bound(self, scheme: str, *link: float) -> float:
+    def bound(
+        self,
+        scheme: str,
+        snr_db: float,
+        step_size: float,
+        epsilon: float | None = None,
+    ) -> float:
         """Return the paper's bound on W2² of a scheme."""
-        return self._setting.plan(scheme, *link).objective
+        return self._setting.plan(scheme, snr_db, step_size, epsilon).objective
 
-    def ratio(self, above: str, below: str, *link: float) -> float:
+    def ratio(
+        self,
+        above: str,
+        below: str,
+        snr_db: float,
+        step_size: float,
+        epsilon: float | None = None,
+    ) -> float:
         """Return the bound of one scheme over that of another.
 
         Args:
             above: scheme of the numerator.
             below: scheme of the denominator.
-            link: SNR, step size and perhaps ε.
+            snr_db: of the link.
+            step_size: η.
+            epsilon: of every device.
         """
-        return self.bound(above, *link) / self.bound(below, *link)
+        numerator = self.bound(above, snr_db, step_size, epsilon)
+        return numerator / self.bound(below, snr_db, step_size, epsilon)
 
-    def regime(self, *link: float) -> str:
+    def regime(
+        self, snr_db: float, step_size: float, epsilon: float | None = None
+    ) -> str:
         """Return the regime of the optimum."""
-        return str(self._setting.plan("optimized", *link).regime)
+        optimized = self._setting.plan("optimized", snr_db, step_size, epsilon)
+        return str(optimized.regime)
 
-    def is_ideal(self, *link: float) -> bool:
+    def is_ideal(
+        self, snr_db: float, step_size: float, epsilon: float | None = None
+    ) -> bool:
         """Return whether optimized power is that of noiseless-DP."""
-        gain = self._setting.plan("optimized", *link).gain
-        ideal_gain = self._setting.plan("noiseless-dp", *link).gain
-        return np.allclose(gain, ideal_gain, rtol=1e-9, atol=0)
+        optimized = self._setting.plan("optimized", snr_db, step_size, epsilon)
+        ideal = self._setting.plan("noiseless-dp", snr_db, step_size, epsilon)
+        return np.allclose(optimized.gain, ideal.gain, rtol=1e-9, atol=0)
 
 
 def claims(setting: Setting) -> list[Claim]:
