@@ -25,7 +25,7 @@ from wflmc.apps.audit.summation import (
     change,
     linear_terms,
     neighbours,
-    pairs,
+    padded_neighbours,
     softmax_terms,
 )
 
@@ -88,7 +88,7 @@ def worst_of(model, terms, away, devices):
     chains = numbers_of_chains(model)
     limits = (1e4, 1.0) if devices == 1 else (1.0, np.inf)
     found = []
-    for sides in islice(pairs(terms, 1 / norm, away), count(3, 99)):
+    for sides in islice(padded_neighbours(terms, 1 / norm, away), count(3, 99)):
         pair = [make(side, devices) for side in sides]
         less = (
             pair[0].rounding(*(np.full(devices, limit) for limit in limits)).total

@@ -488,7 +488,7 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     Other records, which the server knows, alone make twice the device's threshold ℓ, at
     a right angle to the canary. A gradient (±h, 2ℓ) clipped to ℓ moves by
     ℓ h/√(4ℓ² + h²) to either side, where h is half the distance of the neighbouring
-    records; the signal of an unclipped device would be min(ℓ, h).
+    records; a device without the other records would move by min(ℓ, h).
 
     Args:
         target: the plan and the device that is attacked; records and devices have to be
@@ -506,8 +506,8 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     example_clip = float(plan.example_clip[device])
     half_distance = example_clip * (1 - target.neighbour) / 2
     gradient_norm = np.hypot(2 * clip, half_distance)
-    unclipped_signal = gradient_norm * min(clip, half_distance)
-    signal = target.signal[:, device] * clip * half_distance / unclipped_signal
+    normalization = gradient_norm * min(clip, half_distance)
+    signal = target.signal[:, device] * clip * half_distance / normalization
     weight = _expected_signal(signal, plan.gain) * mask
     question = _question(
         "record on a device that is clipped",

@@ -191,9 +191,9 @@ class AuditReport:
     def ratio(self) -> float | None:
         """Return ε proven over ε claimed.
 
-        Close to 1 the claim is tight; above 1 it is refuted, up to findings on parts of
-        the rounds, which may be refuted although this is below 1. None where nothing is
-        claimed to leak.
+        Close to 1 the claim is tight; above 1 it is refuted. Below 1 the claim about a
+        part of the rounds, or about another device, may still be refuted: `consistent`
+        says whether one is. None where nothing is claimed to leak.
         """
         return self.epsilon_lower / self.epsilon if self.epsilon > 0 else None
 

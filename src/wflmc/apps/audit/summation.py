@@ -230,7 +230,9 @@ def change(
     return float(distances.max())
 
 
-def pairs(count: int, size: float, neighbour: float) -> Iterator[list[Array]]:
+def padded_neighbours(
+    count: int, size: float, neighbour: float
+) -> Iterator[list[Array]]:
     """Yield neighbours of several lengths up to a number of terms, padded with zeros.
 
     Each length is a quarter of the one before, down to 16 terms for every lane; all
@@ -283,7 +285,7 @@ def attack_sums(target: Target, posterior: Regression) -> Iterator[Summation]:
     for attacked in _attacked_sums(target, posterior):
         size = attacked.size / norm_of_term
         changes: list[float] = []
-        for terms in pairs(attacked.terms, size, target.neighbour):
+        for terms in padded_neighbours(attacked.terms, size, target.neighbour):
             sides = [build(side, attacked.devices) for side in terms]
             for chains in CHAINS:
                 largest = change(

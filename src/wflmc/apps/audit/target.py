@@ -128,12 +128,12 @@ def attack_target(
 
 
 def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
-    """Return a louder plan, in which the server's own noise has something to hide.
+    """Return a louder plan, in which the server has to add noise of its own.
 
     Up to a cap on the gain, the channel's noise alone is what the Langevin dynamics
-    need; beyond it the server has to add the remaining noise, which hides nothing from
-    the server itself. No sensible plan transmits so strongly, so that this is the way
-    to see whether that noise is counted as privacy. The bound, the objective and the
+    need. Beyond it the server adds the remaining noise, which hides nothing from the
+    server itself and must not be counted as privacy. No sensible plan transmits so
+    strongly: this one is for testing that the noise is not counted. The bound, the objective and the
     shares of power are those of the original plan, and mean nothing in the result.
 
     Args:
@@ -207,10 +207,11 @@ def largest_clip(plan: Plan) -> float:
 
 
 def acting_clips(plan: Plan) -> Array:
-    """Return the clipping threshold that bounds a device's canary, [K].
+    """Return the clipping threshold that bounds what a device sends of a canary, [K].
 
-    It is ℓ, the threshold of the device's gradient as a whole, wherever that is finite.
-    Where ℓ is infinite, the device clips only its records, and the threshold is c.
+    It is ℓ, the threshold of the device's gradient as a whole, wherever that is finite,
+    also where c bounds a record's part of it more tightly. Where ℓ is infinite, the
+    device clips only its records, and the threshold is c.
 
     Args:
         plan: a plan that clips.
