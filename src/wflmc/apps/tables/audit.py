@@ -1,4 +1,4 @@
-"""An attack on a whole fit, from everything that a fitted estimator shows.
+"""An attack on a whole fit, from the numbers that a fitted estimator shows.
 
 Scaling, choosing and sampling are attacked together.
 """
@@ -53,9 +53,10 @@ def audit_fit(
 ) -> FitAudit:
     """Try to tell two neighbouring tables apart by estimators fitted to them.
 
-    A linear rule is learned from one half of the trials on all numbers that a fitted
-    estimator shows, with the threshold that separates that half best; its errors are
-    counted on the other half. The error rates give a lower bound on ε that holds with
+    A linear rule is learned from one half of the trials, with the threshold that
+    separates that half best; its errors are counted on the other half. It sees the
+    mean, the first and the last draw, the scales, the noise scale, the clip and the
+    step size of an estimator, not every draw. The error rates give a lower bound on ε that holds with
     the given confidence, whatever the mechanism is.
 
     Args:
@@ -112,7 +113,7 @@ def audit_fit(
 
 
 def _shown(estimator: PrivateEstimator) -> Array:
-    """Return numbers that a fitted estimator shows."""
+    """Return the numbers of a fitted estimator that the rule is learned on."""
     model = estimator.model_
     theta = model.theta.astype(float)
     log_scale = np.log(model.scaling.scale)

@@ -467,7 +467,16 @@ class _PooledExponents(NamedTuple):
 
 
 def _pool(exponent: Array, is_sure: NDArray[np.bool_]) -> _PooledExponents:
-    """Give columns of one group whose magnitude is not known that of the others."""
+    """Return the magnitudes of a group's columns, with the unsure ones filled in.
+
+    Where the sure ones are much the same, all columns get their upper quartile, sure
+    ones too; else unsure ones get the median of the sure ones, or of all if none is.
+    The rule uses what is released already, and costs no privacy.
+
+    Args:
+        exponent: of each column, as received, [n].
+        is_sure: whether the evidence for it is above `MIN_EVIDENCE`, [n].
+    """
     sure = exponent[is_sure]
     low, usual, high = np.percentile(sure if sure.size else exponent, [25, 50, 75])
     if sure.size > 1 and high - low <= MAX_QUARTILE_DISTANCE:
@@ -546,6 +555,10 @@ def _likeliest_windows(
     shares: Array, noise_std: float, width_power: float
 ) -> _LikeliestWindows:
     """Return the window of kinds that a column's values most likely fill evenly.
+
+    A mass p that is spread evenly over w kinds, which together received the share s,
+    has the log-likelihood p (s − p/2)/(w σ²) over no values at all; p is s, brought
+    between `MIN_WINDOW_FRACTION` and 1.
 
     Args:
         shares: of each kind, [d, kinds], with a noise that is the same for all.

@@ -186,7 +186,7 @@ class Facts(NamedTuple):
         features: d, without the intercept.
         classes: C; 0 for numbers.
         devices: K.
-        promise: its clips are chosen.
+        promise: ε, δ, unit and adjacency; `make_plan` puts the clips of settings in it.
         spent: loss of every device before the first round of the chain.
         rounds_before: rounds of the link before it.
         link: None for an ideal one.
