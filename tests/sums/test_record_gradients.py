@@ -11,7 +11,7 @@ import wflmc
 from wflmc.sums import reference
 from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE, UNIT_ROUNDOFF
 from wflmc.sums.norms import additions
-from wflmc.sums.record_gradients import in_order
+from wflmc.sums.record_gradients import with_fast_convolutions
 
 from ..sampling.compile_tools import clipped_sum
 
@@ -219,7 +219,7 @@ def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, 
         lambda x, kernel: jnp.tanh(function(x, kernel, order, groups)).sum(),
         (0, 1),
     )
-    mine = in_order(gradient)
+    mine = with_fast_convolutions(gradient)
     standard = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     before, after = (
         set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine)

@@ -132,7 +132,7 @@ class Outlook(NamedTuple):
     error: Array
     """Discretization and participation error, as `Problem.error`, [n]."""
 
-    def repeated(self, rounds: int) -> "Outlook":
+    def mean_repeated(self, rounds: int) -> "Outlook":
         """Return the mean of these rounds, repeated.
 
         Every quantity is averaged by itself. It is the forecast for rounds of which
@@ -230,7 +230,11 @@ class Forecast:
             self.noise = self._draw_noise(law)
 
     def _typical_round(self, law: GaussMarkov, rule: Rule) -> Outlook:
-        """Return the mean of simulated rounds, [1]."""
+        """Return one round that stands for all of which nothing is known but the law.
+
+        It is the mean of simulated rounds, except that a device's probability to
+        transmit is estimated from these rounds together with those of its equals.
+        """
         simulated = simulate_rounds(law, rule)
         outlook = self.on_rounds(simulated.gains, simulated.ranking)
         # Laplace's rule of succession: no probability is 0 or 1.
@@ -240,7 +244,7 @@ class Forecast:
         if rule.name != "unbiased":
             traits = (law.power, rule.clip, rule.reach)
         pooled = _mean_over_equals(probability, traits)
-        return outlook._replace(active=pooled[None]).repeated(1)
+        return outlook._replace(active=pooled[None]).mean_repeated(1)
 
     def _draw_noise(self, law: GaussMarkov) -> Gains:
         """Draw noise for the rounds that are correlated with the present one."""
@@ -270,18 +274,18 @@ class Forecast:
         rounds = problem.rounds - round_index - 1
         if self.typical is None and self.law is None:
             past = round_index + 1
-            mean = outlook_on_known(problem, slice(0, past)).repeated(rounds)
+            mean = outlook_on_known(problem, slice(0, past)).mean_repeated(rounds)
             # A device that never transmitted may yet do so, and one that always did
             # may stop: the rule of succession.
             return mean._replace(active=(mean.active * past + 1) / (past + 2))
         if self.typical is None:
             present = slice(round_index, round_index + 1)
-            return outlook_on_known(problem, present).repeated(rounds)
+            return outlook_on_known(problem, present).mean_repeated(rounds)
         if self.law is None or self.noise is None or rounds == 0:
-            return self.typical.repeated(rounds)
+            return self.typical.mean_repeated(rounds)
         noise = self.noise[:, :rounds]
         near = self._near_outlook(self.law, self.typical, noise, round_index)
-        return near.then(self.typical.repeated(rounds - noise.shape[1]))
+        return near.then(self.typical.mean_repeated(rounds - noise.shape[1]))
 
     def _near_outlook(
         self, law: GaussMarkov, typical: Outlook, noise: Gains, round_index: int

@@ -252,7 +252,8 @@ def _release_covariance(
 ) -> tuple[Array, float]:
     """Return the covariance [d, d] and the largest eigenvalue of its noise alone.
 
-    Its trace comes from the squared norms (one round), its shape from the products.
+    Its trace comes from the squared norms (one round), its shape from the products;
+    both are received as means over all examples.
     One row moves Σ‖u‖² by at most the square of its radius. It moves Σuuᵀ by
     √(‖u‖⁴ + ‖v‖⁴ − 2(uᵀv)²) ≤ √2 b² if it is replaced, by ‖u‖² ≤ b² if left empty.
 

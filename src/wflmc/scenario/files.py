@@ -237,7 +237,10 @@ def load_data(
 
 
 def _load_npz(path: str | Path) -> Features:
-    """Return the arrays of an .npz file, after a check of their names and shapes."""
+    """Return X and y of an .npz file, and X_test and y_test where it has both.
+
+    Their shapes are checked. Arrays of other names are not read.
+    """
     requirement = "an .npz file of numeric arrays X and y"
     arrays = read_arrays(
         path, key="data", requirement=requirement, names=Features._fields

@@ -29,7 +29,7 @@ from wflmc.sums.devices import (
 )
 from wflmc.sums.norms import row_norms
 from wflmc.sums.pairs import Pair, as_pair, plus, two_sum
-from wflmc.sums.record_gradients import ArrayGradients, in_order
+from wflmc.sums.record_gradients import ArrayGradients, with_fast_convolutions
 from wflmc.support.errors import without_data
 from wflmc.support.trees import ArrayTree
 
@@ -139,11 +139,13 @@ def device_clipped_sum(
         received = None if inputs.theta is None else inputs.theta[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            gradients = _of_one(in_order(gradient_of)(theta, _first(block), key))
+            of_record = with_fast_convolutions(gradient_of)
+            gradients = _of_one(of_record(theta, _first(block), key))
         else:
             axes = (None if received is None else 0, 0, None)
             position = theta if received is None else received
-            gradients = in_order(jax.vmap(gradient_of, axes))(position, block, key)
+            of_block = with_fast_convolutions(jax.vmap(gradient_of, axes))
+            gradients = of_block(position, block, key)
         clipped, norms = _clip_float32(
             gradients.gradient.high,
             gradients.nonfinite,
@@ -204,13 +206,12 @@ def record_clipped_sum(
         limits = inputs.example_clip[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            gradients = _of_one(
-                in_order(gradient_of)(theta, _first(block), limits[0], key),
-            )
+            of_record = with_fast_convolutions(gradient_of)
+            gradients = _of_one(of_record(theta, _first(block), limits[0], key))
         else:
             axes = (None if received is None else 0, 0, 0, None)
             position = theta if received is None else received
-            of_block = in_order(jax.vmap(gradient_of, axes))
+            of_block = with_fast_convolutions(jax.vmap(gradient_of, axes))
             gradients = of_block(position, block, limits, key)
         if in_pairs:
             weights = inputs.weight[0]

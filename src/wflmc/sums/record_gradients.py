@@ -136,7 +136,9 @@ def inline_call(equation: "JaxprEqn") -> "JaxprEqn":
     return equation.replace(params={**equation.params, "inline": inline})
 
 
-def in_order(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def with_fast_convolutions(
+    function: Callable[Arguments, Result],
+) -> Callable[Arguments, Result]:
     """Return a function with its convolutions in the order that XLA is fast with.
 
     On a CPU, XLA brings dimensions into that order by itself, but not in loops, such as

@@ -347,7 +347,15 @@ def _find_sites(
 def _visit_sites(
     model: Model, initial: Mapping[str, ArrayLike], arrays: ModuleType
 ) -> _Reading:
-    """Run a model at the start with arrays of NumPy or of JAX that it cannot change."""
+    """Run a model once, with a value to start from at every latent site.
+
+    Args:
+        model: without random keys.
+        initial: values of latent sites by name, as the model has them (constrained).
+        arrays: numpy, with which nothing is compiled, or jax.numpy for a model that
+            fails with it. Arrays of NumPy are read-only, so that a model that changes
+            its values in place fails with both.
+    """
     reading = _Reading({}, {}, {})
 
     def value_of(site: Site) -> NumericArray | None:

@@ -177,7 +177,13 @@ def find_causes(
 
 
 def _costs(diagnosed: Diagnosed) -> list[_Cost]:
-    """Return what each cause costs, the largest first; too few draws come last."""
+    """Return what each cause costs, the largest first; too few draws come last.
+
+    Where the error is large, a cause costs what the forecast gains without it: without
+    noise in excess of what sampling needs, without clipping, or from a start at the
+    posterior. The step costs the error that is left without all three. Too few draws
+    are measured in another unit, 1/ESS, and so cannot be ranked with the others.
+    """
     plan = diagnosed.plan
     model = diagnosed.model
     actual = diagnosed.forecast

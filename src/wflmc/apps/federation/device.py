@@ -396,7 +396,10 @@ def open_device(folder: Path, posterior: Posterior | None = None) -> Device:
     """Open the device of a folder, as `write_federation` left it.
 
     In the same process the same arguments return the same device, so that its gradient
-    is compiled once. It has a ledger unless its sensitivity is infinite.
+    is compiled once; files that change later are not read again. Its secret salts the
+    names of requests in files, so that nobody can test guesses of its data against
+    them. Without clipping its sensitivity is infinite: nothing is promised then, and it
+    has no ledger.
 
     Args:
         folder: of the device.

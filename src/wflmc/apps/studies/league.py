@@ -422,7 +422,10 @@ def _measure(
 
 
 def _points_of(name: str) -> list[Point]:
-    """Return the points of a data set: its rows, by their dynamics."""
+    """Return the points of a data set: one for the rows of each dynamics.
+
+    Rows of the same dynamics, whatever their ε, are chains that are sampled together.
+    """
     title = DATA_SETS[name].title
     schemes: dict[str, list[str]] = {OVERDAMPED: [], KINETIC: []}
     epsilons: dict[str, list[float]] = {OVERDAMPED: [], KINETIC: []}
@@ -432,7 +435,7 @@ def _points_of(name: str) -> list[Point]:
             schemes[dynamics].append(f"{title}, {row_name}")
             epsilons[dynamics].append(epsilon)
     return [
-        Point(None, tuple(schemes[dynamics]), tuple(epsilons[dynamics]))
+        Point(x=None, schemes=tuple(schemes[dynamics]), xs=tuple(epsilons[dynamics]))
         for dynamics in (OVERDAMPED, KINETIC)
         if schemes[dynamics]
     ]

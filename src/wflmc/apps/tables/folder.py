@@ -133,13 +133,13 @@ class TableRows(NamedTuple):
         X: features, [n, d].
         y: labels or targets, [n].
         owner: the index of each row's device among `names`, [n].
-        names: of the devices.
+        names: of the devices; among rows to fit, of those that have any.
     """
 
     X: NDArray[np.float64]
     y: np.ndarray
     owner: NDArray[np.intp]
-    names: list[int] | list[str]
+    names: Sequence[int | str]
 
 
 @without_data
@@ -148,7 +148,7 @@ class _SplitTable(NamedTuple):
 
     Args:
         schema: by which it was encoded.
-        ranges: public ones of the features, [d, 2].
+        ranges: of the features where public, [d, 2]; nan elsewhere, and never measured.
         fitted: rows to fit.
         held_out: other rows.
     """
@@ -159,8 +159,12 @@ class _SplitTable(NamedTuple):
     held_out: TableRows
 
 
-def _read(request: FitRequest) -> _SplitTable:
-    """Return the table of a request as numbers."""
+def _read_table(request: FitRequest) -> _SplitTable:
+    """Return the table of a request as numbers, split by a seed that never changes.
+
+    One generator assigns rows to devices, where no column does, and then draws the
+    rows that are held out: in another order the same table would be split otherwise.
+    """
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a fraction of at least 0, below 1")
     frame = as_frame(request.table)
@@ -177,7 +181,7 @@ def _read(request: FitRequest) -> _SplitTable:
     y = outcomes(frame, schema)
     generator = np.random.default_rng(SPLIT_SEED)
     owner = owners(frame, schema, devices=request.devices, generator=generator)
-    names: list[int] | list[str] = list(range(owner.max() + 1))
+    names: Sequence[int | str] = range(owner.max() + 1)
     if schema.device is not None:
         names = device_names(frame, schema)
     rows = len(encoded.X)
@@ -189,7 +193,8 @@ def _read(request: FitRequest) -> _SplitTable:
     held_out = TableRows(
         encoded.X[is_held_out], y[is_held_out], owner[is_held_out], names
     )
-    # A device whose rows are all held out takes no part in the fit.
+    # A device whose rows are all held out takes no part in the fit, for which the
+    # others are numbered without gaps.
     is_fitted = ~is_held_out
     fitting_devices, fitted_owner = np.unique(owner[is_fitted], return_inverse=True)
     fitted_names = np.asarray(names)[fitting_devices].tolist()
@@ -214,7 +219,7 @@ def facts_of(request: FitRequest) -> Facts:
     Raises:
         InputError: the table, a column or an option is not what it must be.
     """
-    table = _read(request)
+    table = _read_table(request)
     promise = promise_of(request)
     rows, features = table.fitted.X.shape
     devices = int(table.fitted.owner.max()) + 1
@@ -265,7 +270,7 @@ def fit_table(
     if (out / FIT).exists() or (out / LEDGER).exists():
         reason = "this one holds a fit already, and what fits spend adds up"
         raise InputError("--out", str(out), f"a new folder: {reason}")
-    table = _read(request)
+    table = _read_table(request)
     model = _estimator(request, table)
     model.progress = progress
     out.mkdir(parents=True, exist_ok=True)

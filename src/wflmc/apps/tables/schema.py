@@ -322,7 +322,7 @@ def split_declarations(declared: Mapping[str, object]) -> Declarations:
     """
     table = _without_none(declared)
     columns = table.pop("columns", {})
-    by_name = _by_name(columns) if isinstance(columns, list) else columns
+    by_name = _columns_by_name(columns) if isinstance(columns, list) else columns
     form = "an object with an object for each column"
     requirement = f"{form}, or a list of them with distinct names"
     if not isinstance(by_name, Mapping):
@@ -340,8 +340,11 @@ def _without_none(content: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in content.items() if value is not None}
 
 
-def _by_name(columns: list[object]) -> Mapping[str, object] | None:
-    """Return objects by their names; None unless all have names, distinct ones."""
+def _columns_by_name(columns: list[object]) -> Mapping[str, object] | None:
+    """Return declared columns, listed as in a written schema, by their names.
+
+    It is None, which the caller refuses, unless all are objects with distinct names.
+    """
     by_name: dict[str, object] = {}
     for column in columns:
         name = column.get("name") if isinstance(column, Mapping) else None

@@ -571,18 +571,20 @@ class StandIn(NamedTuple):
 def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     """Draw a table of the model, which is public.
 
-    Classes are normal clusters whose log-odds are linear in the features; numbers lie
-    about a plane. Variances of the directions fall off as 1/number.
+    Classes are normal clusters whose log-odds are linear in the features; targets that
+    are numbers are linear in them, with noise. The features have directions at random,
+    in the k-th of which their variance is proportional to 1/k.
 
     Args:
-        facts: the size of the table, and how frequent its classes are.
+        facts: the size of the table, and the shares of its classes: as they were
+            released, under the promise, or else equal.
         strength: the distance of two clusters over their spread, where there are few of
             them, or the spread of mean targets over that of the noise.
         seed: of the draw.
 
     Returns:
-        Up to `MAX_STAND_IN_ROWS` rows, and `TEST_ROWS` further ones; the mean square of
-        all features is 1.
+        Up to `MAX_STAND_IN_ROWS` rows, and `TEST_ROWS` further ones with what the model
+        expects of their outcomes; the mean square of all features is 1.
     """
     dim = facts.features
     generator = np.random.default_rng([seed, dim, facts.classes])
@@ -676,6 +678,8 @@ def _draw_targets(
     rows: int,
 ) -> _DrawnOutcome:
     """Draw the target of every row, of variance about 1.
+
+    It depends most on the directions in which features vary most, hence the spread.
 
     Args:
         generator: of the stand-in.

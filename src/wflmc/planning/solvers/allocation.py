@@ -53,6 +53,10 @@ def allocate(program: PowerProgram, tol: float = 1e-9) -> PowerSolution:
     and Σ_s active[s, k] a[s] ≤ budget[k]. Rounds that are forgotten long before the
     first kept one get the least power.
 
+    The search need not be right: any weights and prices give a valid bound, and a worse
+    search leaves a wider gap. Only the plans that it offers have to meet all limits,
+    which `PowerIncumbent.feasible` sees to and `PowerIncumbent.offer` does not check.
+
     Args:
         program: the problem, whose floor meets all budgets.
         tol: the certified relative gap at which the search ends; rounding may leave a
@@ -67,7 +71,9 @@ def allocate(program: PowerProgram, tol: float = 1e-9) -> PowerSolution:
     binding = np.flatnonzero(usage(program.cap) > limit)
     if binding.size:
         _improve(incumbent, binding)
-    else:  # every round at its cap is optimal, and zero prices prove it
+    else:
+        # Every round at its cap is optimal, and the prices that an incumbent starts
+        # from prove it: they are zero.
         incumbent.offer(program.cap)
         incumbent.prove(incumbent.worst_weights(), incumbent.lam)
     return PowerSolution(

@@ -33,7 +33,7 @@ from wflmc.sums import custom as sums
 from wflmc.sums.blocks import block_size
 from wflmc.sums.constants import CPU_CACHE_BYTES, RECORDS_PER_FLOAT32_SUM
 from wflmc.sums.devices import ClippedSum
-from wflmc.sums.record_gradients import ArrayGradients, in_order
+from wflmc.sums.record_gradients import ArrayGradients, with_fast_convolutions
 from wflmc.support.errors import (
     Fault,
     InputError,
@@ -790,7 +790,11 @@ jax.tree_util.register_dataclass(
 def _total_cost(
     posterior: CustomPosterior, theta: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the cost and its gradient over all devices' examples, device by device."""
+    """Return −log p(θ|D), up to a constant, and its gradient, device by device.
+
+    The cost has the prior from the start of the sum; of the prior's gradient every
+    device's gradient has a share.
+    """
 
     def add(
         total: tuple[jax.Array, jax.Array],
@@ -800,7 +804,7 @@ def _total_cost(
         count = jax.tree.leaves(device.records)[0].shape[0]
         is_real = jnp.arange(count) < device.size
         costs = jax.vmap(posterior.model.cost, (None, 0))(theta, device.records)
-        gradient = in_order(posterior._gradient)(theta, device)
+        gradient = with_fast_convolutions(posterior._gradient)(theta, device)
         cost = jnp.sum(jnp.where(is_real, costs, 0.0))
         return (total_cost + cost, total_gradient + gradient), None
 
