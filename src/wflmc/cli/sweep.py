@@ -1,7 +1,9 @@
 """`wflmc sweep`: a scenario at every point of a grid, as one table."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,10 @@ from wflmc.cli.shared import flag, note, option
 from wflmc.support.errors import InputError, conflict, renamed_keys
 from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder, write_text
+
+if TYPE_CHECKING:
+    from wflmc.apps.studies.engines import Engine
+    from wflmc.runs.point import PointTask
 
 GRID = (
     "FIRST:LAST:STEP, both ends included, or v1,v2,...; may repeat, the first key "
@@ -43,10 +49,8 @@ def command(
     --grid privacy.epsilon=5,10,15 --out results
     """
     from wflmc.apps.report.tables import write_csv
-    from wflmc.apps.studies.cache import key_of
-    from wflmc.apps.studies.engines import Failure, open_engine
-    from wflmc.apps.studies.grids import FORMS, parse_grid, points, unquoted
-    from wflmc.apps.studies.study import run_tasks
+    from wflmc.apps.studies.engines import open_engine
+    from wflmc.apps.studies.grids import FORMS, parse_grid, points
     from wflmc.runs import point
     from wflmc.scenario.coverage import SELECTED
 
@@ -59,31 +63,11 @@ def command(
     max_bytes = shared.parse_bytes(memory)
     tasks = _tasks(scenario, overrides or [], grid_points, plan_only, max_bytes)
     names = point.columns(plan_only)
-    rows: dict[int, list[Any]] = {}
-    failures: dict[int, dict[str, Any]] = {}
-    cached = 0
     with open_engine(engine, workers, note) as compute, output_folder(out) as folder:
         finished = shared.points_folder(cache)
-        cache_keys = [key_of({"sweep": task.identity}) for task in tasks]
-        with progress_bar("points", len(tasks)) as advance:
-            results = run_tasks(
-                point.measure,
-                tasks,
-                cache_keys,
-                cache=finished,
-                progress=advance,
-                warn=note,
-                engine=compute,
-            )
-            for index, result, was_cached in results:
-                values = grid_points[index]
-                if isinstance(result, Failure):
-                    failures[index] = {"point": values, **result._asdict()}
-                else:
-                    settings = map(unquoted, values.values())
-                    measured = [result[name] for name in names]
-                    rows[index] = [*settings, *measured]
-                    cached += was_cached
+        results = _measure(tasks, grid_points, names, finished, compute)
+        rows = results.rows
+        failures = results.failures
         table_file = folder / "sweep.csv"
         failures_file = folder / "failed.json"
         sorted_rows = [row for _, row in sorted(rows.items())]
@@ -96,12 +80,12 @@ def command(
         "file": str(table_file),
         "points": len(tasks),
         "done": len(rows),
-        "cached": cached,
+        "cached": results.cached,
         "failed": len(failures),
         "not_covered": uncovered,
     }
     lines = [
-        f"{len(rows)} of {len(tasks)} points ({cached} from the cache)",
+        f"{len(rows)} of {len(tasks)} points ({results.cached} from the cache)",
         f"Written to {table_file}",
         *uncovered,
     ]
@@ -111,14 +95,72 @@ def command(
         raise typer.Exit(1)
 
 
+@dataclass
+class _Results:
+    """What the points of a sweep have given, by their number."""
+
+    rows: dict[int, list[Any]] = field(default_factory=dict)
+    """Of the table: the settings of a point, and what was measured."""
+    failures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The settings of a point, and why it failed."""
+    cached: int = 0
+    """Points that an earlier sweep had finished."""
+
+
+def _measure(
+    tasks: "list[PointTask]",
+    grid_points: list[Values],
+    names: Sequence[str],
+    finished: Path,
+    compute: "Engine",
+) -> _Results:
+    """Measure all points that are not cached, with a progress bar.
+
+    Args:
+        tasks: of the points.
+        grid_points: the settings of the points.
+        names: of the columns of results.
+        finished: the folder for finished points.
+        compute: the engine.
+    """
+    from wflmc.apps.studies.cache import key_of
+    from wflmc.apps.studies.engines import Failure
+    from wflmc.apps.studies.grids import unquoted
+    from wflmc.apps.studies.study import run_tasks
+    from wflmc.runs import point
+
+    results = _Results()
+    keys = [key_of({"sweep": task.identity}) for task in tasks]
+    with progress_bar("points", len(tasks)) as advance:
+        outcomes = run_tasks(
+            point.measure,
+            tasks,
+            keys,
+            cache=finished,
+            progress=advance,
+            warn=note,
+            engine=compute,
+        )
+        for index, outcome, was_cached in outcomes:
+            values = grid_points[index]
+            if isinstance(outcome, Failure):
+                results.failures[index] = {"point": values, **outcome._asdict()}
+                continue
+            settings = map(unquoted, values.values())
+            measured = [outcome[name] for name in names]
+            results.rows[index] = [*settings, *measured]
+            results.cached += was_cached
+    return results
+
+
 def _tasks(
     path: str,
     overrides: list[str],
     grid_points: list[Values],
     plan_only: bool,
     memory: float | None,
-) -> list[Any]:
-    """Return the `PointTask` of every point, validated before anything is computed."""
+) -> "list[PointTask]":
+    """Return the task of every point, validated before anything is computed."""
     from wflmc.runs.point import PointTask
     from wflmc.scenario import build_privacy, file_digests, load_scenario
 

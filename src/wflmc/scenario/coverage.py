@@ -24,8 +24,8 @@ OWNER_ONLY = (
 """The first thing that a run folder says."""
 SELECTED = (
     "Whoever chooses a point by its scores looks at the data that scored it, and "
-    "epsilon does not cover the choice; wflmc tune chooses settings for a table without "
-    "its data."
+    "epsilon does not cover the choice; wflmc tune chooses settings for a table "
+    "without its data."
 )
 """Said of every sweep that samples under a promise."""
 

@@ -580,9 +580,9 @@ class Program:
     def constrained_values(self, parameters: Values) -> Arrays:
         """Return the values of latent sites by name.
 
-        Values are in the space of the sites, for unconstrained parameters. Deterministic
-        sites that do not depend on the examples are returned as well; others are left
-        out, because the model runs on placeholders here.
+        Values are in the space of the sites, for unconstrained parameters.
+        Deterministic sites that do not depend on the examples are returned as well;
+        others are left out, because the model runs on placeholders here.
         """
         model = self.seeded_model_on(self.placeholders(self.prior_rows))
         values = constrain(model, parameters, deterministic=True)

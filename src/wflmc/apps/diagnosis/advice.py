@@ -73,7 +73,8 @@ class PlanSource(NamedTuple):
         """Whether the advice depends on data.
 
         It does not where a promise is made and everything that the plan takes from the
-        data was given as public, nor where devices bring data of their own.
+        data was given as public, nor where devices bring data of their own. Advice that
+        looks at data is for their owner.
         """
         return not (self.inputs.public or self.own_data)
 
@@ -192,7 +193,7 @@ def advise_run(folder: Path) -> AdviceFile:
 def write_advice(folder: Path, advice: AdviceFile) -> Path:
     """Write advice.json into a run folder, complete or not at all.
 
-    An earlier advice is replaced.
+    An earlier advice is replaced. `wflmc report` shows it with the run.
 
     Args:
         folder: of the run that the advice is about.
@@ -210,7 +211,10 @@ def write_advice(folder: Path, advice: AdviceFile) -> Path:
 
 
 def read_advice(folder: Path) -> AdviceFile | None:
-    """Return the advice in a run folder.
+    """Return the advice in a run folder, if it is about the run as it is.
+
+    Args:
+        folder: of a run, finished or stopped.
 
     Returns:
         None where there is none, or where it is about an earlier run in this folder or
@@ -238,7 +242,8 @@ def advice_lines(advice: AdviceFile) -> list[str]:
     """Return the advice in sentences, one line each, as the command prints it.
 
     Causes are numbered, worst first, with the changes that would help. What ε does not
-    cover follows. Without causes, one line says that nothing stands out.
+    cover follows. Without causes, one line says that nothing stands out: samples are
+    expected to be good.
     """
     lines = []
     for rank, cause in enumerate(advice.diagnosis, start=1):

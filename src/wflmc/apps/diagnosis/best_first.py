@@ -48,8 +48,9 @@ class ChangeTrial:
     def advance(self) -> None:
         """Take the next step: a better bound, or the outcome.
 
-        After the last step the change is tried, and `outcome` is the change with what
-        is expected of it; None where it does not help. Bounds never fall.
+        The steps are those of `ChangeTrial`, the cheap ones first. After the last one
+        the change is tried, and `outcome` is the change with what is expected of it;
+        None where it does not help. Bounds never fall.
         """
         try:
             self.bound = max(self.bound, next(self._steps))
@@ -61,7 +62,8 @@ class ChangeTrial:
     def cost(self) -> float:
         """The cost of a change that helps, in posterior variances or as 1/ESS.
 
-        It is infinite where the change does not help, and before it is tried.
+        It is infinite where the change does not help, and before it is tried, so that
+        the lowest cost of several changes is that of one that helps.
         """
         return np.inf if self.outcome is None else self.outcome.cost_after
 
@@ -113,8 +115,9 @@ class BestFirst:
     def result(self) -> Change | None:
         """Return the change to choose; None where none helps.
 
-        All changes that may matter are tried first. The first key wins whose best
-        change is nearly as good as that of the best key.
+        All changes that may matter are tried first, the most promising ones at the
+        beginning. The first key wins whose choice costs at most SLACK_OF_KEYS times
+        what the best key's costs, or is good.
         """
         self._try_all(self.keys)
         chosen = (_chosen(trials) for trials in self.keys)

@@ -131,7 +131,11 @@ class _PlanMetric:
         return float(kept_rounds.mean() if is_average else kept_rounds.max())
 
     def best_value(self) -> float:
-        """Return the value nearest to the target; raise if there is no plan at all."""
+        """Return the value that came nearest to the target, the smallest of equals.
+
+        Raises:
+            InputError: no value had a plan; the error is that of the first one.
+        """
         best = min(self.values, key=lambda value: (self.values[value], value))
         if math.isinf(self.values[best]):
             raise self.errors[0]

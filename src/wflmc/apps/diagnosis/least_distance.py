@@ -76,7 +76,10 @@ class PrecisionGroups(NamedTuple):
         )
 
     def contraction(self, curvature: Array) -> Array:
-        """Return f, the least that a round leaves of a variance.
+        """Return f, the smallest fraction of a variance that a round leaves.
+
+        It is max(0, 1 − λc)², for the highest precision λ of a group and the curvature
+        c of a round.
 
         Args:
             curvature: η Σ_k w_k n_k of every round, [S].
@@ -88,7 +91,7 @@ class PrecisionGroups(NamedTuple):
         return np.maximum(step, 0.0) ** 2
 
     def distance(self, variance: Array) -> Array:
-        """Return the distance of variances from the posterior's, from below.
+        """Return a lower bound on the distance of variances from the posterior's.
 
         Args:
             variance: of every group, [g, ...].
@@ -129,8 +132,10 @@ def least_distance(trial: TrialPlan, model: ForecastModel) -> float:
 def unclipped_distance(plan: Plan, model: ForecastModel) -> float:
     """Return a lower bound on `ChainForecast.scaled_w2_sq` of a plan.
 
+    It costs one recursion over the rounds, far less than the forecast itself.
+
     Args:
-        plan: the plan.
+        plan: whose noise and weights are used.
         model: what forecasts take the posterior for.
 
     Returns:

@@ -39,6 +39,9 @@ class Replanner:
     def trial(self, changes: Mapping[str, SettingValue]) -> TrialPlan:
         """Prepare the plan with other values of some scenario keys.
 
+        Bounds on its forecast need not wait for the plan: its channels, weights and
+        limits are there before the power is chosen.
+
         Args:
             changes: as of `plan`.
 

@@ -431,8 +431,9 @@ def example_clips(posterior: Posterior | None, norms: Array) -> Array:
 def is_uniform(values: NDArray[Any]) -> bool:
     """Return whether all numbers of an array are the same.
 
-    A setting with one value for all rounds or devices can be changed by one number; the
-    array must not be empty.
+    A setting with one value for all rounds or devices can be changed by one number, and
+    only such settings are. The array has any shape, and must not be empty; nan equals
+    nothing, itself included.
     """
     return bool(np.all(values == values.flat[0]))
 
@@ -440,7 +441,8 @@ def is_uniform(values: NDArray[Any]) -> bool:
 def rounded(value: Any) -> float | int:
     """Return a number of two significant digits, as one of Python's.
 
-    Whole numbers are returned as they are: rounds are not rounded.
+    Whole numbers are returned as they are: numbers of rounds are not rounded. Scenario
+    files and JSON have the result as it is, where NumPy's numbers would not do.
     """
     if isinstance(value, int | np.integer):
         return int(value)

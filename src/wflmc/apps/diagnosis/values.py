@@ -70,7 +70,8 @@ class Change(NamedTuple):
         """The cost that a forecast expects after the change.
 
         W2² in posterior variances, or 1/ESS of one chain for too few draws; infinite
-        where the change cannot be forecast, so that it loses against any other.
+        where the change cannot be forecast, so that it loses against any other that
+        can.
         """
         return math.inf if self.expected is None else self.expected.after
 
@@ -78,8 +79,9 @@ class Change(NamedTuple):
     def document(self) -> dict[str, object]:
         """The content of `change` in JSON.
 
-        It has the key, its value, the direction (up, down or to), the values of other
-        keys to set with it, and what is expected; None where there is no forecast.
+        It has the key, its value, the direction (up, down or to), under `with` the
+        values of other keys that must be set as well, and under `expected` what a
+        forecast expects; None where there is no forecast.
         """
         return {
             "key": self.key,
@@ -166,8 +168,15 @@ class Measured(NamedTuple):
     def from_evaluation(cls, evaluation: Evaluation) -> "Measured":
         """Return what an evaluation of a trace has measured.
 
-        The clip rate is that of kept rounds; it is None where no round is kept or the
-        plan does not clip. Scores on test sets are left out.
+        The clip rate is that of kept rounds, None where it was not measured. Scores on
+        test sets are left out, since settings that are chosen by them would be fitted
+        to the test set.
+
+        Args:
+            evaluation: of a trace of the plan.
+
+        Returns:
+            The largest R-hat and the clip rates.
         """
         clip_rate = evaluation.clip_rate["samples"]
         is_known = clip_rate is not None and not math.isnan(clip_rate)
