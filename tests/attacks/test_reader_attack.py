@@ -580,7 +580,7 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
         request = request._replace(table=request.table.drop(columns="clinic"))
     request = request._replace(declared=DECLARED)
     kept = request.table.copy(deep=True)
-    _, _, *before = folder._read(request)
+    _, _, *before = folder._read_table(request)
     pandas.testing.assert_frame_equal(request.table, kept)
     for replaced in range(5):
         table = kept.astype({"sex": object, "smokes": object}).copy()
@@ -591,7 +591,7 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
             "state": "ill",
         }.items():
             table.loc[replaced, name] = cell
-        _, _, *after = folder._read(request._replace(table=table))
+        _, _, *after = folder._read_table(request._replace(table=table))
         changed = 0
         for first, second in zip(before, after, strict=True):
             assert (first.owner == second.owner).all()

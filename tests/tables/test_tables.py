@@ -655,7 +655,7 @@ def test_devices_keep_their_names_where_rows_are_held_out():
     request = folder.FitRequest(
         table, target="y", epsilon=1.0, delta=1e-5, device="clinic"
     )
-    read = folder._read(request)
+    read = folder._read_table(request)
     for rows, count in ((read.fitted, 6), (read.held_out, 2)):
         assert len(rows.X) == count
         names = [rows.names[owner] for owner in rows.owner]
