@@ -14,6 +14,9 @@ from wflmc.support.progress import progress_bar
 from wflmc.support.storage import output_folder, write_text
 
 if TYPE_CHECKING:
+    from wflmc.apps.studies.engines import Engine
+    from wflmc.apps.studies.reproduction import Reproduction
+    from wflmc.apps.studies.study import Tables
     from wflmc.support.trees import JsonObject
 
 FIGURES = (
@@ -55,10 +58,9 @@ def command(
 
     Example: wflmc reproduce fig6 fig7 --experiments 20 --out results
     """
-    from wflmc.apps.report import study_page, text
+    from wflmc.apps.report import text
     from wflmc.apps.studies.engines import open_engine
     from wflmc.apps.studies.reproduction import Reproduction, read_data
-    from wflmc.apps.studies.study import Tables, run_study
 
     shared.cache_compilations()
     with output_folder(out) as folder:
@@ -74,36 +76,17 @@ def command(
         max_bytes = shared.parse_bytes(memory)
         work = Reproduction(*figure_data, experiments, stop_se, max_bytes)
         finished = shared.points_folder(cache)
-        pictures: list[Path] = []
-        tables: Tables = {}
         with open_engine(engine, workers, note) as compute:
-            for figure in figure_names:
-                studies, description = work.studies(figure)
-                figure_tables: Tables = {}
-                for study in studies:
-                    with progress_bar(study.name, len(study.points)) as advance:
-                        figure_tables |= run_study(
-                            study, finished, advance, note, compute
-                        )
-                pictures += study_page.write_study(
-                    folder,
-                    figure.removesuffix("-posterior"),
-                    figure_tables,
-                    description,
-                )
-                tables |= figure_tables
+            pictures, tables = _run_figures(
+                work, figure_names, folder=folder, finished=finished, compute=compute
+            )
         claims = [
             claim._replace(data="MNIST" if claim.figure == "fig8" else work.source)
             for claim in work.claims(tables)
         ]
         claim_documents = [claim._asdict() for claim in claims]
-        sources = []
-        if work.gaussian is not None:
-            sources.append(work.source)
-        if work.features is not None:
-            sources.append("MNIST")
         claims_file = folder / "claims.json"
-        _write_claims(claims_file, claim_documents, ", ".join(sources))
+        _write_claims(claims_file, claim_documents, _sources(work))
     if as_json:
         table_files = [folder / f"{table}.csv" for table in tables]
         files = [*pictures, *table_files, claims_file]
@@ -120,6 +103,53 @@ def command(
     for path in pictures:
         print(f"  {path}")
     print(f"Claims: {Path(out) / 'claims.json'}")
+
+
+def _run_figures(
+    work: "Reproduction",
+    figures: Sequence[str],
+    *,
+    folder: Path,
+    finished: Path,
+    compute: "Engine",
+) -> "tuple[list[Path], Tables]":
+    """Run the studies of some figures, and write their pictures and tables.
+
+    Args:
+        work: makes the studies.
+        figures: names.
+        folder: to write to.
+        finished: the folder for finished points.
+        compute: the engine.
+
+    Returns:
+        The pictures, and all tables by name.
+    """
+    from wflmc.apps.report import study_page
+    from wflmc.apps.studies.study import run_study
+
+    pictures: list[Path] = []
+    tables: Tables = {}
+    for figure in figures:
+        studies, description = work.studies(figure)
+        figure_tables: Tables = {}
+        for study in studies:
+            with progress_bar(study.name, len(study.points)) as advance:
+                figure_tables |= run_study(study, finished, advance, note, compute)
+        name = figure.removesuffix("-posterior")
+        pictures += study_page.write_study(folder, name, figure_tables, description)
+        tables |= figure_tables
+    return pictures, tables
+
+
+def _sources(work: "Reproduction") -> str:
+    """Return the names of the data that were used."""
+    sources = []
+    if work.gaussian is not None:
+        sources.append(work.source)
+    if work.features is not None:
+        sources.append("MNIST")
+    return ", ".join(sources)
 
 
 def _figure_names(names: Sequence[str]) -> list[str]:
