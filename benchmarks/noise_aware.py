@@ -88,9 +88,8 @@ def law_distances(
     pulled = np.linalg.solve((1 + weight @ weight / 30) * gram + V * one, gram)
     covariance = np.linalg.inv(prior + gram @ pulled)
     matrix = covariance @ pulled.T
-    off = weight @ (
-        posterior.linear - posterior.hessian @ posterior.mean
-    )  # silent devices, at the posterior's mean
+    # Silent devices count with their gradient at the posterior's mean.
+    off = weight @ (posterior.linear - posterior.hessian @ posterior.mean)
     mean, moved = matrix @ (posterior.linear.sum(0) + off), V * matrix @ matrix.T
     apart = w2_squared(Gaussian(mean, covariance), posterior.exact) + np.trace(moved)
     inverse = np.linalg.inv(hessian)

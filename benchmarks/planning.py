@@ -93,9 +93,8 @@ def against_cvxpy(
             for snr_db in (10, 20, 30):
                 program = program_of(rounds, devices, snr_db, objective)
                 with warnings.catch_warnings():
-                    warnings.simplefilter(
-                        "ignore"
-                    )  # Clarabel's doubts about its own accuracy
+                    # Clarabel warns when it doubts its own accuracy.
+                    warnings.simplefilter("ignore")
                     ours, theirs = side_by_side(
                         lambda p=program: allocate(p),
                         lambda p=program: solve_by_cvxpy(p),

@@ -10,19 +10,15 @@ GPU = os.environ.get("WFLMC_GPU") == "1"
 CACHE = None
 """A folder of this run alone, in the process that made it: workers and their processes share what was compiled."""
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as for a job in the background; tests of Ctrl-C need to hear it
+# A job in the background starts with Ctrl-C ignored, but tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # any number will do, but the same for all processes of a test
+# Any number will do, as long as it is the same for all processes of a test.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests compile much and compute little, so these make XLA compile fast. `make test-machines` runs them without.
 FAST = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
-if sys.version_info < (
-    3,
-    12,
-):  # the jax pinned there; a later one stops at a flag it does not know
+# Only the JAX pinned for Python 3.11 knows this flag; a later one stops at it.
+if sys.version_info < (3, 12):
     FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", FAST)
 if not GPU:

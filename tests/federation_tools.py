@@ -230,9 +230,8 @@ class LocalGrid(Grid):
         sent = _transferred(message, ident)
         try:
             answer: Message | None = self._app(sent, self._context[node])
-        except (
-            Exception
-        ) as error:  # as Flower does: the server gets an error in place of a reply
+        except Exception as error:
+            # As Flower does: the server gets an error in place of a reply.
             answer = Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=sent)
         assert answer is not None
         _address(answer, uuid.uuid4().hex)

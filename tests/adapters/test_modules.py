@@ -74,9 +74,8 @@ def test_density_is_that_of_the_network_by_hand(make):
     )
     posterior = make()
     order = ("inner", "outer")
-    turn = (
-        (lambda w: w.T) if make is equinox else (lambda w: w)
-    )  # Equinox has weights [out, in]
+    # Equinox stores weights as [out, in].
+    turn = (lambda w: w.T) if make is equinox else (lambda w: w)
     theta = np.concatenate([np.ravel(turn(WEIGHTS[name])) for name in order])[None]
     logits = np.tanh(X @ WEIGHTS["inner"]) @ WEIGHTS["outer"]
     each = np.asarray(jax.nn.log_softmax(logits))[np.arange(24), Y]
@@ -105,12 +104,13 @@ def test_networks_say_why_parameters_cannot_mix():
         wflmc.Link(wflmc.channel.static(), snr_db=100),
         wflmc.Privacy(clip=1e3),
     )
+    # So short that nothing mixes.
     how = {
         "step_size": 1e-6,
         "burn_in": 0,
         "samples": 8,
         "initial_w2_sq": 1.0,
-    }  # so short that nothing mixes
+    }
     plan = wflmc.plan(posterior, link, privacy, **how)
     apart = RNG.normal(size=(3, posterior.dim))
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3, initial=apart)

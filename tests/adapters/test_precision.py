@@ -34,9 +34,8 @@ def weighted(theta):
 
 def test_arrays_of_numpy_follow_the_precision():
     theta = np.ones(3)
-    traces = [
-        jax.make_jaxpr(weighted)(theta)
-    ]  # holds the arrays as JAX has converted them
+    # A jaxpr holds the arrays as JAX has converted them.
+    traces = [jax.make_jaxpr(weighted)(theta)]
     for _ in range(2):
         with in_float64():
             traces.append(jax.make_jaxpr(weighted)(theta))

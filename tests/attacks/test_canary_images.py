@@ -65,9 +65,8 @@ def gained(features, settings, epsilon):
         0  # an empty one in its place
     )
     largest = np.linalg.norm(present - sent(), axis=1).max()
-    change = 2 * float(
-        plan.privacy.sensitivity(DEVICES)[0]
-    )  # what one image may change
+    # What one image may change.
+    change = 2 * float(plan.privacy.sensitivity(DEVICES)[0])
     assert largest <= change
     loss = (
         plan.loss[:, row // posterior.features.shape[1]].sum() * (largest / change) ** 2

@@ -65,9 +65,8 @@ class Disk:
                 with np.load(path) as saved:
                     if int(saved["rounds"]) == at + 1:
                         self.samples.add(saved["position"].astype(np.float32).tobytes())
-            except (
-                Exception
-            ):  # cut short: whoever finds it may read as much as one likes to assume
+            except Exception:
+                # The file is cut short; assume that whoever finds it reads all of it.
                 self.samples.add(path.read_bytes())
 
 
@@ -83,9 +82,8 @@ class Write(NamedTuple):
 
 BURN_IN = 3
 WRITES = {
-    "the charge": Write(
-        Ledger, "charge", lambda ledger, *_: ledger.path is not None
-    ),  # not those of the devices
+    # Only charges to the server's ledger, which has a file.
+    "the charge": Write(Ledger, "charge", lambda ledger, *_: ledger.path is not None),
     "the draw": Write(Lattice, "noisy"),
     "the log": Write(serving, "append_text"),
     "the progress": Write(serving, "_save"),

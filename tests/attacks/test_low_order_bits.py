@@ -66,9 +66,8 @@ def in_table() -> Possible:
             signal + root * near,
             (float(signal) + float(root) * near.astype(float)).astype(np.float32),
         )
-        return bool(
-            np.any(apart == y) or np.any(fused == y)
-        )  # processors multiply and add in one step or in two
+        # Processors multiply and add in one step or in two.
+        return bool(np.any(apart == y) or np.any(fused == y))
 
     return lambda received, signal: all(
         map(one, received.ravel(), np.broadcast_to(signal, received.shape).ravel())

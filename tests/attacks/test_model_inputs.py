@@ -21,9 +21,8 @@ N = 12
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(N, 2)), RNG.normal(size=N), RNG.normal(size=N)
 OTHERS = RNG.normal(size=5)
-ONES = np.ones(
-    N
-)  # as placeholders are: by values alone, nothing would look as if it depended on them
+# Ones, as placeholders are: by values alone, nothing would seem to depend on them.
+ONES = np.ones(N)
 KNOWN = {
     "mu": 1.0,
     "L": 100.0,
@@ -158,9 +157,8 @@ def prior_costs(model, theta):
 
 def assert_only_one_record_differs(posterior, other, row):
     """Check that two posteriors are the same to the bit but for one record's log-likelihood."""
-    assert (
-        posterior.model.name == other.model.name
-    )  # of the traced prior and likelihood, with their constants
+    # The name hashes the traced prior and likelihood, with their constants.
+    assert posterior.model.name == other.model.name
     np.testing.assert_array_equal(posterior.start, other.start)
     theta = np.random.default_rng(1).normal(size=(2, posterior.dim)).astype(np.float32)
     np.testing.assert_array_equal(
@@ -226,9 +224,8 @@ def linen_module(initialised):
         def __call__(self, x):
             if initialised == "a parameter":
                 x = x + self.param("shift", lambda key: -x)
-            elif (
-                initialised == "a parameter by its spread"
-            ):  # which is 0 for zeros and for ones
+            elif initialised == "a parameter by its spread":
+                # The spread is 0 for zeros and for ones.
                 x = x * self.param("scale", lambda key: 1 + jnp.std(x))
             elif initialised == "a parameter by NumPy":
                 x = x - self.param("shift", lambda key: jnp.asarray(np.mean(x)))

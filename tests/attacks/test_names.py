@@ -117,10 +117,8 @@ def test_a_run_folder_does_not_tell_the_last_label(setting):
     assert len({name for found in names.values() for name in found}) == 3 * CLASSES
     assert fits(published(home / "run"), names) == []
     path = home / "run" / "ledger.jsonl"
-    for (
-        label,
-        posterior,
-    ) in guesses.items():  # but its owner can: resuming finds the run again
+    # But its owner can: resuming finds the run again.
+    for label, posterior in guesses.items():
         ledger = Ledger(plan.privacy, 3, path=path)
         assert ledger.is_about(posterior.digest) == (label == TRUE)
         assert (ledger.rounds(names[label][2]) > 0) == (label == TRUE)

@@ -204,9 +204,8 @@ def test_a_line_of_a_data_file_changes_no_other(tmp_path, header, end):
             data, _ = load_data(path, "text", examples=len(lines))
         except InputError:
             return None
-        return (
-            (data.X, data.y.astype("U40")) if len(data.y) == len(lines) else None
-        )  # as `build_posterior` refuses it
+        # Labels of another number than rows are refused by `build_posterior`.
+        return (data.X, data.y.astype("U40")) if len(data.y) == len(lines) else None
 
     before = read(lines)
     assert before is not None
@@ -359,9 +358,8 @@ def as_arrow(columns, path, *, encode_dictionary=False):
         for name, cells in columns.items()
     }
     if encode_dictionary:
-        _refuse(
-            columns, datetime.timedelta
-        )  # beside which Arrow makes durations of all, and Parquet integers of them
+        # Beside one, Arrow makes durations of all cells, and Parquet integers of them.
+        _refuse(columns, datetime.timedelta)
         arrays = {name: cells.dictionary_encode() for name, cells in arrays.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), path / "t.parquet")
     return path / "t.parquet"
@@ -476,9 +474,8 @@ def test_a_blank_line_makes_no_row_of_a_header(tmp_path):
         path.write_text(f"0,1,y\n{rows}")
         with pytest.raises(InputError):
             load_data(path, "text", examples=2)
-    path.write_text(
-        "0,1,y\n3.0,4.0,n\n\n5.0,6.0,n\n\n"
-    )  # a blank line beside all rows changes nothing
+    # A blank line between rows changes nothing.
+    path.write_text("0,1,y\n3.0,4.0,n\n\n5.0,6.0,n\n\n")
     assert load_data(path, "text", examples=2)[0].y.tolist() == ["n", "n"]
 
 

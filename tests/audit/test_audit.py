@@ -123,10 +123,8 @@ def test_differences_cancel_what_they_should():
     )
     np.testing.assert_allclose(plain.sum(1), 0, atol=1e-12)
     np.testing.assert_allclose(scaled @ gain, 0, atol=1e-12)
-    for weight in (
-        plain,
-        scaled,
-    ):  # the part of the signal that is left, so that it is its own matched filter
+    # Each weight is the part of the signal that is left, so its own matched filter.
+    for weight in (plain, scaled):
         np.testing.assert_allclose((weight * signal).sum(1), (weight**2).sum(1))
         assert not weight[:, 4].any()
     one, two = attack.pairs(mask, 1)

@@ -36,9 +36,8 @@ def test_noisy_descent_has_its_law():
     link = wflmc.Link(
         channel.static(np.geomspace(1, 0.1, 6)), snr_db=70, noise_power=0.3
     )
-    privacy = wflmc.Privacy(
-        epsilon=1e7, delta=1e-3, clip=1e4
-    )  # far above every gradient, at a price
+    # The threshold is far above every gradient, which costs privacy.
+    privacy = wflmc.Privacy(epsilon=1e7, delta=1e-3, clip=1e4)
     rounds, kept, step = 12, 5, 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
     plan = gradient_descent(
         GAUSSIAN,
@@ -78,9 +77,8 @@ def test_noisy_descent_has_its_law():
         z = (theta.mean(0) - expected) / np.sqrt(variance / CHAINS)
         assert np.abs(z).max() < LIMIT, name
         found = np.cov(theta.T)
-        spread = np.sqrt(
-            (covariance**2 + np.outer(variance, variance)) / CHAINS
-        )  # of a sample covariance
+        # The standard error of a sample covariance.
+        spread = np.sqrt((covariance**2 + np.outer(variance, variance)) / CHAINS)
         assert np.abs((found - covariance) / spread).max() < LIMIT, name
 
 
@@ -119,9 +117,8 @@ def test_no_limit_is_exceeded_and_one_is_met(
     assert plan.epsilon_spent <= epsilon * (1 + 1e-6)
     h = np.abs(link.gains(rounds, 6))
     known = h if csi_error == 0 else h / link.mismatch(rounds, 6)
-    power = np.where(
-        plan.weight > 0, (plan.gain[:, None] * clip / known) ** 2, 0.0
-    )  # ‖x_k‖² at most
+    # The largest ‖x_k‖².
+    power = np.where(plan.weight > 0, (plan.gain[:, None] * clip / known) ** 2, 0.0)
     limit = 10 ** (snr_db / 10) * GAUSSIAN.dim * link.noise_power
     assert np.all(power <= limit * (1 + 1e-9))
     # In every round either power or an equal part of someone's budget holds devices back.

@@ -143,9 +143,8 @@ def test_with_two_parameters_it_is_linear_and_ends_at_the_mean(iterations):
 
     average = np.full((2, 2), 0.5)
     received = average + np.sqrt(2 / np.pi) * (np.eye(2) - average)
-    pull = (
-        received @ np.linalg.inv(posterior.covariance) / 10
-    )  # each device has 10 examples
+    # Each device has 10 examples.
+    pull = received @ np.linalg.inv(posterior.covariance) / 10
     step = stable_step_size(posterior, momentum)
     eye = np.eye(2)
     move = np.block(
@@ -158,9 +157,8 @@ def test_with_two_parameters_it_is_linear_and_ends_at_the_mean(iterations):
         start - posterior.mean, np.zeros(2)
     )
     np.testing.assert_allclose(theta - posterior.mean, state[:2], rtol=1e-3, atol=2e-5)
-    assert (
-        np.abs(np.linalg.eigvals(move)).max() < 0.95
-    )  # the best that momentum allows is √0.9 = 0.949
+    # The best that momentum allows is √0.9 = 0.949.
+    assert np.abs(np.linalg.eigvals(move)).max() < 0.95
 
 
 def test_the_usual_step_is_stable():
@@ -176,9 +174,8 @@ def test_the_usual_step_is_stable():
         wflmc.Link(channel.rayleigh(1.0), snr_db=20, seed=seed) for seed in range(3)
     ]
     theta = sbfl(jax.random.key(1), posterior, links, rounds=3000)
-    assert (
-        np.linalg.norm(theta - posterior.mean, axis=1).max() < 0.15
-    )  # starts are some √6 away
+    # Chains start about √6 away.
+    assert np.linalg.norm(theta - posterior.mean, axis=1).max() < 0.15
 
 
 @pytest.mark.parametrize("step_size", [0.5, 1e30], ids=["finite", "not finite"])

@@ -30,9 +30,8 @@ def test_interrupt(call, scenario, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "sample", stop)
-    monkeypatch.setattr(
-        os, "_exit", sys.exit
-    )  # a real interrupt ends the process at once, and with it the tests
+    # A real interrupt ends the process at once, and with it the tests.
+    monkeypatch.setattr(os, "_exit", sys.exit)
     code, _, err = call("run", scenario, "--out", tmp_path / "run")
     assert code == 1
     assert err.splitlines()[-1].startswith("wflmc: Interrupted")

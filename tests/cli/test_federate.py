@@ -136,9 +136,8 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     assert code == 0, err
     found = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
-    wanted = (
-        4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
-    )  # of a clip of 30 in N0 = 1
+    # The loss of a gradient of norm 30, the clip, in noise N0 = 1.
+    wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
     np.testing.assert_allclose(found["ledger"]["spent"], np.full(4, wanted), rtol=1e-9)
     np.testing.assert_allclose(
         plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9
@@ -407,9 +406,8 @@ def test_what_a_ledger_holds_is_not_spent_again(
 def test_every_chain_of_real_devices_is_paid_for(
     call: Any, small: Path, tmp_path: Path
 ) -> None:
-    keys = {
-        tuple(jax.random.key_data(jax.random.key(0)).tolist())
-    }  # of the scenario's seed, which anybody may know
+    # The key of the scenario's seed, which anybody may know.
+    keys = {tuple(jax.random.key_data(jax.random.key(0)).tolist())}
     for name, chains in (("one", ()), ("three", ("--chains", 3))):
         assert (
             call("federate", small, "--prepare", "--out", tmp_path / name, *chains)[0]

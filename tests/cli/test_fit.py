@@ -237,9 +237,8 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
     assert found["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
     first, *others = (one["rank"] for one in found["candidates"])
     assert others == sorted(others)
-    assert (
-        first <= 1.01 * others[0]
-    )  # of those that are as good, the one with most draws
+    # Of settings that are as good, the one with most draws is chosen.
+    assert first <= 1.01 * others[0]
     assert found["privacy"]["adjacency"] == "replace"
     assert "costs no privacy" in found["cost"]
     assert {

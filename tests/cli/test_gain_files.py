@@ -87,9 +87,8 @@ def test_every_format_gives_the_same_array(tmp_path, name, kind):
     assert read.dtype == table.dtype
     assert read.shape == table.shape
     np.testing.assert_array_equal(read, table)
-    assert (
-        read.flags.c_contiguous
-    )  # sums over devices are rounded by the order in memory
+    # Rounding of sums over devices depends on the order in memory.
+    assert read.flags.c_contiguous
 
 
 @pytest.fixture

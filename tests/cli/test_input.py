@@ -60,9 +60,8 @@ def test_a_plan_outlives_rounding_but_not_other_data(call, plan_of, scenario, tm
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(document))
     assert call("run", "--plan", saved)[0] == 0
-    np.savez(
-        tmp_path / "d.npz", X=X, y=2 * y
-    )  # no hash of the data tells, but what the plan took from them
+    # The change shows in no hash of the data, but in what the plan took from them.
+    np.savez(tmp_path / "d.npz", X=X, y=2 * y)
     code, _, err = call("run", "--plan", saved)
     assert code == 2
     assert "constants.initial_w2_sq" in err

@@ -132,9 +132,8 @@ def test_run_command_goes_on_as_if_it_had_never_ended(
     def crash(*_, **__):
         raise InputError("stop", "here", "what this test does")
 
-    with (
-        monkeypatch.context() as patch
-    ):  # stopped after its trace was written, before its checkpoint was removed
+    # Stopped after its trace was written, before its checkpoint was removed.
+    with monkeypatch.context() as patch:
         patch.setattr(execution.shutil, "rmtree", crash)
         assert call("run", "--resume", folder, "--more", "7")[0] == 2
     assert samples_in(folder)[0].shape[1] == 12

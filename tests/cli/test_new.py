@@ -85,9 +85,8 @@ def test_the_script_runs_as_it_stands(made):
         float(word)
         for word in re.search(r"posterior mean +\[(.*)\]", result.stdout)[1].split()
     ]
-    assert mean == pytest.approx(
-        [0.5, -0.5, 1.0, 0.7, 0.4], abs=0.12
-    )  # four standard deviations of the posterior
+    # Within four standard deviations of the posterior.
+    assert mean == pytest.approx([0.5, -0.5, 1.0, 0.7, 0.4], abs=0.12)
     assert "ε spent" in result.stdout
 
 

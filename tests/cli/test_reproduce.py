@@ -17,9 +17,8 @@ from ..conftest import FULL, PAPER_DATA, count
 from ..error_tools import names_key
 
 CLOSED = ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5")
-SAMPLED = (
-    ("fig6", "fig7") if FULL else ()
-)  # figure 6 comes with all its experiments below
+# Figure 6 with all its experiments has a test of its own below.
+SAMPLED = ("fig6", "fig7") if FULL else ()
 FEW = str(count(2, 3))
 SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
 
@@ -44,9 +43,8 @@ def test_reproduce(call, tmp_path):
             assert all(float(row["y"]) > 0 and float(row["y_se"]) > 0 for row in rows)
     every = strict((tmp_path / "claims.json").read_text())["claims"]
     assert {claim["figure"] for claim in every} >= set(SAMPLED)
-    claims = [
-        claim for claim in every if claim["figure"] not in ("fig6", "fig7")
-    ]  # four chains prove nothing
+    # Four chains prove nothing about these figures.
+    claims = [claim for claim in every if claim["figure"] not in ("fig6", "fig7")]
     assert all(claim["holds"] or claim["contradiction"] for claim in claims)
     assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == [
         "fig3b",
@@ -198,9 +196,8 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
     assert {
         finish(process) for process in [start(tmp_path / name, cache) for name in names]
     } == {b""}
-    assert all(
-        path.stat().st_mtime_ns == when for path, when in kept.items()
-    )  # none was computed again
+    # None was computed again.
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
     undisturbed = ["--out", tmp_path / "first", "--cache", tmp_path / "other"]
     assert call("reproduce", "fig6", "--experiments", FEW, *undisturbed)[0] == 0
     for table in ("fig6.csv", "fig6_exact.csv", "fig6_floor.csv"):

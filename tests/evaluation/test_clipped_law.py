@@ -138,9 +138,8 @@ def test_short_windows_and_single_rounds_give_the_same(name, monkeypatch):
         50 * max(posterior.devices, posterior.dim),
     )
     assert_same(forecast(plan, model), expected)
-    monkeypatch.setattr(
-        clipped_rounds, "MAX_SWEEPS", 3
-    )  # most windows are halved until they are short
+    # Most windows are halved until they are short.
+    monkeypatch.setattr(clipped_rounds, "MAX_SWEEPS", 3)
     assert_same(forecast(plan, model), expected)
     monkeypatch.setattr(clipped_rounds, "NUMBERS_IN_A_WINDOW", 1)
     assert_same(forecast(plan, model), expected)

@@ -282,9 +282,8 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     middle, V = received.mean(), noise / 8
     likelihood = prior.copy()
     for g, row in enumerate(grid):
-        covariance = (
-            noise * np.eye(8) + row**2 + row
-        )  # θ ~ N(prior mean, 1) and b|θ integrated out
+        # The covariance with θ ~ N(prior mean, 1) and b|θ integrated out.
+        covariance = noise * np.eye(8) + row**2 + row
         expected = (row + 1) * (theta - prior_mean)
         likelihood[g] += stats.multivariate_normal.logpdf(
             received, expected, covariance
@@ -735,6 +734,5 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
     low = stats.beta.ppf(0.005, hits, half - hits + 1)
     high = stats.beta.ppf(0.995, misses + 1, half - misses)
     assert low - 0.01 <= np.exp(1.0) * high
-    assert (
-        hits / half > misses / half + 0.1
-    )  # the attack sees something: the output is not mere noise
+    # The attack sees something: the output is not mere noise.
+    assert hits / half > misses / half + 0.1

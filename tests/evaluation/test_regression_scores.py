@@ -42,9 +42,8 @@ def test_by_densities_written_out(data, posterior, monkeypatch):
         np.testing.assert_allclose(
             found.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12
         )
-    elsewhere = regression_scores(
-        posterior.whitened(), theta, X, y
-    )  # draws are of the parameters all the same
+    # Draws are of the parameters, whatever the coordinates of the chain.
+    elsewhere = regression_scores(posterior.whitened(), theta, X, y)
     np.testing.assert_array_equal(elsewhere.nll, found.nll)
 
 
@@ -61,10 +60,11 @@ def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior)
         (found.nll, -norm.logpdf(y, u @ law.mean, wide).mean()),
         (found.rmse, np.sqrt(np.mean((u @ law.mean - y) ** 2))),
     ):
+        # Four standard errors, and the bias of a log.
         assert (
             abs(values.mean() - wanted)
             < 4 * values.std() / chains**0.5 + wanted / draws
-        )  # and the bias of a log
+        )
 
 
 def test_evaluate(data, posterior):

@@ -326,9 +326,8 @@ def test_a_device_is_the_node_with_its_key(folder, setting):
 
 def test_a_node_that_is_another_device_is_not_heard(folder):
     _known(folder, {FIRST: 1, FIRST + 1: 0, FIRST + 2: 2})
-    with pytest.raises(
-        DeploymentError, match="No device has answered"
-    ):  # in the last round only these two are to send
+    # Only these two devices are to send in the last round.
+    with pytest.raises(DeploymentError, match="No device has answered"):
         _serve(folder, _grid(folder))
     absent = [row["absent"] for row in read_log(folder / "server")]
     assert all(
@@ -377,12 +376,10 @@ def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(
     plan = setting[2].plan
     _stopped_before_keeping(folder, monkeypatch, at=1)
     _serve(folder, _grid(folder, _lost(device=1, number=1)))
-    assert np.allclose(
-        [line["loss"] for line in _losses(folder)], plan.loss
-    )  # what was paid stays paid
-    assert (
-        read_log(folder / "server")[1]["sent"] == 0
-    )  # repeated by all who paid, or lost
+    # What was paid stays paid.
+    assert np.allclose([line["loss"] for line in _losses(folder)], plan.loss)
+    # A round is repeated by all devices that paid for it, or lost.
+    assert read_log(folder / "server")[1]["sent"] == 0
 
 
 def test_one_folder_has_one_run_at_a_time(folder):

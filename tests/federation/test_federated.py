@@ -126,9 +126,8 @@ def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
     assert apart(found, simulated) < ROUNDING < moved
     if server.ledger is not None:
         np.testing.assert_allclose(server.ledger.spent, made.job.plan.spent, rtol=1e-12)
-        for k in range(
-            5
-        ):  # every device has written down the same for itself, a release before it included
+        # Every device has recorded the same for itself, including an earlier release.
+        for k in range(5):
             own = open_device(tmp_path / f"device-{k}").ledger
             assert own is not None
             assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (
@@ -322,9 +321,8 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
     assert [line["round"] for line in read_log(again.folder)] == list(range(7))
     np.testing.assert_array_equal(again.ledger.spent, undisturbed.ledger.spent)
-    for k, device in enumerate(
-        devices
-    ):  # nor have devices paid for a round that was asked for again
+    # Nor have devices paid for a round that was requested again.
+    for k, device in enumerate(devices):
         assert device.ledger is not None
         asked = np.flatnonzero(made.job.plan.weight[:, k] > 0).tolist()
         assert [number for _, number in device.ledger.entries] == asked
@@ -350,9 +348,8 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     again = made.server().ledger
     assert again is not None
     np.testing.assert_allclose(again.spent, plan.spent, rtol=1e-12)
-    for k, device in enumerate(
-        devices
-    ):  # which have answered the round again, for nothing
+    # Devices have answered the repeated round at no cost.
+    for k, device in enumerate(devices):
         assert device.ledger is not None
         assert device.ledger.spent[0] == pytest.approx(plan.spent[k])
     np.testing.assert_array_equal(totals[2], totals[3])
@@ -378,9 +375,10 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(
     serve(again, absent_in(pattern, devices))
     sent = made.job.plan.weight > 0
     assert again.ledger is not None
+    # The lost round is paid for.
     np.testing.assert_array_equal(
         again.ledger.spent, (made.job.plan.loss * sent).sum(0)
-    )  # the lost one is paid for
+    )
     sent[0] = False
     wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
     np.testing.assert_allclose(
@@ -493,9 +491,8 @@ def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -
         assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
         fine = replace(made.job, noise="channel").lattice
         assert (fine is None) == (not made.job.plan.clips)
-        assert (
-            fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5
-        )  # hardly wider than planned
+        # Hardly wider than planned.
+        assert fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5
     with raises_input_error("job", tmp_path / "job.npz"):
         Job.load(tmp_path)
 
@@ -530,9 +527,8 @@ def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
         assert not np.isin(
             np.ravel(features), np.concatenate([np.ravel(array) for array in arrays])
         ).any()
-    assert (
-        tmp_path / "server" / "job.npz"
-    ).stat().st_mode & 0o077 == 0  # nor do others read the key of the noise
+    # Nor can others read the key of the noise.
+    assert (tmp_path / "server" / "job.npz").stat().st_mode & 0o077 == 0
     with np.load(tmp_path / "device-2" / "data.npz") as saved:
         assert np.array_equal(saved["X"], features[2])
 

@@ -39,9 +39,8 @@ def test_draws_have_the_probabilities_of_the_discrete_gaussian(
     monkeypatch: pytest.MonkeyPatch, scale: int, decided: str
 ) -> None:
     if decided == "exactly":
-        monkeypatch.setattr(
-            lattice, "DECISION_MARGIN", 2.0
-        )  # so that no draw is left to float64
+        # With this margin no draw is left to float64.
+        monkeypatch.setattr(lattice, "DECISION_MARGIN", 2.0)
     size = count(50_000, 1_000_000) if decided == "by float64" else count(500, 20_000)
     draws = discrete_gaussian(scale, size)
     values, chance = probabilities(scale)
@@ -74,9 +73,8 @@ def test_draws_are_those_of_opendp() -> None:
     both = [
         [np.sum(draws == value) for value in range(-12, 13)] for draws in (ours, theirs)
     ]
-    assert (
-        stats.chi2_contingency(both).pvalue > 1e-6
-    )  # theirs are other draws every time
+    # OpenDP takes no seed, so the level is small.
+    assert stats.chi2_contingency(both).pvalue > 1e-6
 
 
 def test_close_calls_are_decided_by_more_bits() -> None:
@@ -120,9 +118,8 @@ def test_noise_is_wider_by_what_rounding_moves() -> None:
     signals = np.random.default_rng(0).normal(size=(1000, 20)) / 2
     parts = found.rounded(signals)
     assert np.abs(parts - signals).max() <= found.step / 2
-    np.testing.assert_array_equal(
-        parts.sum(0), parts[::-1].sum(0)
-    )  # exact, so in any order
+    # Sums are exact, so equal in any order.
+    np.testing.assert_array_equal(parts.sum(0), parts[::-1].sum(0))
 
 
 @pytest.mark.parametrize(("deviation", "change"), [(1e-12, 1.0), (1.0, 1e-9)])

@@ -527,9 +527,8 @@ def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
     assert book is not None
     assert len(book.entries) == 1
     fresh().answer(asked(made, 1))
-    assert not np.array_equal(
-        fresh().answer(ask), answers[0]
-    )  # no longer kept: a new draw, and a new price
+    # The answer is no longer kept: a new draw, charged anew.
+    assert not np.array_equal(fresh().answer(ask), answers[0])
     book = fresh().ledger
     assert book is not None
     assert [number for _, number in book.entries] == [0, 1, 0]

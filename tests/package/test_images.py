@@ -14,9 +14,8 @@ from ..error_tools import raises_input_error
 @pytest.fixture(scope="module")
 def public():
     generator = np.random.default_rng(0)
-    mixing = np.eye(6) + 0.3 * generator.normal(
-        size=(6, 6)
-    )  # of condition below 100, which float32 can whiten
+    # Of condition below 100, which float32 can whiten.
+    mixing = np.eye(6) + 0.3 * generator.normal(size=(6, 6))
     return generator.normal(size=(500, 6)) @ mixing + generator.normal(size=6)
 
 

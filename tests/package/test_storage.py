@@ -64,9 +64,8 @@ def largest_file(size):
         "resource", reason="limits on files need a POSIX system"
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (size, hard)
-    )  # Python ignores the signal that goes with it
+    # Python ignores the signal that goes with this limit.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
@@ -421,9 +420,8 @@ def test_an_archive_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     assert error is not None
     assert error.key == "data"
     assert peak < 2**20
-    np.savez(
-        tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18)
-    )  # as large as it says
+    # This file is as large as its header says.
+    np.savez(tmp_path / "d.npz", X=np.zeros((2**18, 8)), y=np.zeros(2**18))
     assert len(load_data(tmp_path / "d.npz")[0].y) == 2**18
 
 

@@ -58,11 +58,12 @@ AMPLITUDES = {
 def test_gains_in_db(table):
     (told,) = about("gains-in-decibels", link=wflmc.Link(channel.from_array(table)))
     assert "10**(dB/20)" in told
+    # This power policy does not use the link.
     assert not about(
         "gains-in-decibels",
         link=wflmc.Link(channel.from_array(table)),
         power="noiseless-dp",
-    )  # without a link
+    )
     converted = 10 ** (-np.abs(table) / 20)
     assert not about(
         "gains-in-decibels", link=wflmc.Link(channel.from_array(converted))
@@ -207,11 +208,9 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
     )
     assert within.bound is not None
     assert "loose-curvature" not in codes_of(within)
-    with raises_input_error(
-        "step_size", "2/L", section="sampler"
-    ):  # exact for a Gaussian
+    # For a Gaussian the limit 2/L is exact.
+    with raises_input_error("step_size", "2/L", section="sampler"):
         wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **how)
-    with pytest.raises(
-        wflmc.InputError, match="step_size"
-    ):  # beyond the prior's own curvature nothing is stable
+    # Beyond the prior's own curvature nothing is stable.
+    with pytest.raises(wflmc.InputError, match="step_size"):
         wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.mu, **how)

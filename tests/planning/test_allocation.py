@@ -64,9 +64,8 @@ def test_never_worse_than_clarabel():
         assert x.objective <= value * (1 + 1e-6)
         assert value >= x.lower_bound * (1 - 1e-9)
         agree += abs(value - x.objective) <= 1e-5 * abs(x.objective)
-    assert (
-        agree >= 0.7 * instances
-    )  # the comparison means something only where the reference is accurate
+    # The comparison means something only where the reference is accurate.
+    assert agree >= 0.7 * instances
 
 
 def test_whole_plans_agree_with_the_reference(posterior):

@@ -50,9 +50,8 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
             assert made.gap is None
             ratio.append(made.objective / known.objective)
         assert min(ratio) > 1 - 1e-9
-        assert np.mean(ratio) < (
-            1.2 if FULL else 1.3
-        )  # few channels say little about their mean
+        # A few channels say little about their mean.
+        assert np.mean(ratio) < (1.2 if FULL else 1.3)
         every += ratio
     assert np.mean(every) < 1.15
 
@@ -171,9 +170,8 @@ def test_limits_hold_on_any_channel(case, power):
     plan = make(target, h, power=power, csi="causal", **keywords)
     check_limits(plan, h, keywords["snr_db"], keywords["clip"])
     known = make(target, h, **keywords)
-    np.testing.assert_array_equal(
-        plan.weight, known.weight
-    )  # thresholds look at the present round alone
+    # Thresholds look at the present round alone.
+    np.testing.assert_array_equal(plan.weight, known.weight)
     assert plan.objective >= known.objective * (1 - 1e-6)
 
 

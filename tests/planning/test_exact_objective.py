@@ -414,9 +414,8 @@ def test_more_rounds_go_on_from_the_law_of_those_before(tmp_path, call, scenario
     longer = plan_file(folder)
     assert longer["gain"][:33] == before["gain"]
     assert np.all(np.array(longer["privacy"]["spent"]) <= longer["privacy"]["budget"])
-    assert (
-        max(longer["exact_w2_sq"][33:]) < 1.6 * before["objective"]
-    )  # 1.36 times; 1.94 if it began at the prior
+    # 1.36 times; 1.94 if it began at the prior.
+    assert max(longer["exact_w2_sq"][33:]) < 1.6 * before["objective"]
     assert longer["objective"] == pytest.approx(
         max(longer["exact_w2_sq"][25:]), rel=1e-9
     )

@@ -98,9 +98,8 @@ def clarabel(case: Case) -> float:
     cp = pytest.importorskip("cvxpy")
     r, rounds = case.response, case.low.size
     use = case.active.T * case.cost / case.budget[:, None]
-    unit_v = max(
-        float(np.median(case.low)), float(use.sum(1).max())
-    )  # the same noise in all rounds, all budgets kept
+    # The smallest noise, the same in all rounds, that keeps all budgets.
+    unit_v = max(float(np.median(case.low)), float(use.sum(1).max()))
     unit = float(np.trace(r.target)) / r.target.shape[0]
     v, t = cp.Variable(rounds), cp.Variable()
     limits = [v >= case.low / unit_v, (use / unit_v) @ cp.inv_pos(v) <= 1]

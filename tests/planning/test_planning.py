@@ -62,9 +62,8 @@ def test_a_plan_has_three_parts():
     st.tuples(*[st.floats(0.1, 60)] * 2), st.tuples(*[st.floats(-20, 40)] * 2), st.floats(1, 90), st.integers(0, 3),
     st.integers(2, 8), st.floats(0.03, 0.8),
 )  # fmt: skip
-@example(
-    (11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125
-)  # 42 % and 0.1 % of the budgets spent
+# 42 % and 0.1 % of the budgets are spent.
+@example((11.85, 54.82), (29.0, -9.0), 31.4, 3, 2, 0.125)
 @example((0.62, 31.05), (-10.0, 15.0), 82.6, 2, 7, 0.746)
 def test_privacy_limits_no_round_whose_devices_have_budget_left(
     epsilon, snr_db, clip, burn_in, samples, step

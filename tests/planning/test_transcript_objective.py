@@ -70,9 +70,8 @@ def test_no_solver_finds_a_smaller_noise(posterior, snr_db, seed):
     assert np.all(plan.spent <= PRIVACY.budget(8))
     assert np.all(plan.power_share <= 1 + 1e-9)
     spent = plan.gain**2 / plan.noise_power
-    np.testing.assert_allclose(
-        spent[:6], floor[:6], rtol=1e-6
-    )  # burn-in has what it needs and no more
+    # Burn-in has the noise it needs and no more.
+    np.testing.assert_allclose(spent[:6], floor[:6], rtol=1e-6)
 
 
 def test_the_bound_holds_for_every_feasible_plan(posterior):

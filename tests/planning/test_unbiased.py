@@ -80,9 +80,8 @@ def test_every_device_has_weight_one_on_average(fading):
     active = []
     for seed in range(count(300, 3000)):
         law = fading
-        if (
-            fading == "file"
-        ):  # independent rounds of unlike devices, of which nothing else is known
+        # Independent rounds of unlike devices, of which nothing else is known.
+        if fading == "file":
             generator = np.random.default_rng(seed)
             law = channel.from_array(
                 generator.gamma([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], (rounds, 5))
@@ -164,9 +163,8 @@ def test_thresholds_silence_the_same_devices_on_a_static_channel(unlike):
     worst = [exact_w2_sq(unlike, p)[50:].max() for p in (threshold, *fair, everyone)]
     assert worst[0] > 5 * np.mean(worst[1:-1])
     assert worst[-1] < np.mean(worst[1:-1])
-    assert (
-        worst[0] > 10 * exact_w2_sq(unlike, fair)[50:].max()
-    )  # the law over schedules
+    # Several plans give the law over schedules.
+    assert worst[0] > 10 * exact_w2_sq(unlike, fair)[50:].max()
 
 
 def test_the_bound_holds_over_schedules(unlike):

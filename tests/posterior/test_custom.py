@@ -100,9 +100,8 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
     _, own = PAIRS["softmax"]
     arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
     for by_example in (False, True):
-        each = (
-            (None, jnp.full(7, 0.8)) if by_example else ()
-        )  # no key, and the clip of an example
+        # No key, and the clip of an example.
+        each = (None, jnp.full(7, 0.8)) if by_example else ()
         whole = clipped_sum(own, *arguments, *each)
         monkeypatch.setattr(
             "wflmc.posterior.custom.posterior.MAX_EXAMPLE_BYTES",
@@ -198,9 +197,8 @@ def test_sampling_has_the_exact_gaussian_law(batch):
     mean, variance = law.mean[-1], np.diagonal(law.covariance[-1])
     theta = trace.theta[:, -1]
     spread = theta.var(0, ddof=1)
-    assert np.all(
-        np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains)
-    )  # batches are unbiased
+    # Batches are unbiased.
+    assert np.all(np.abs(theta.mean(0) - mean) < 4.5 * np.sqrt(spread / chains))
     if batch is None:
         assert np.all(np.abs(spread / variance - 1) < 4.5 * np.sqrt(2 / chains))
     else:
@@ -227,10 +225,8 @@ def test_logistic_regression_against_quadrature():
     own = wflmc.posterior_from(
         log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0
     )
-    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [
-        0.0,
-        3.0,
-    ]  # slope, other
+    # The grid's axes are the slope and the other coefficient.
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 5, 201)] * 2), -1) - [0.0, 3.0]
     logits = grid @ X.T
     log_density = (y * logits - np.logaddexp(0, logits)).sum(-1) - 0.5 * (grid**2).sum(
         -1
@@ -379,9 +375,8 @@ def test_the_audit_holds(unit, batch):
     )
     report = audit_pair(jax.random.key(2), plan, plus, minus, device=2, trials=4000)
     assert report.consistent, report
-    if (
-        batch is None
-    ):  # drawn in half of the rounds only, a record is hidden better than is claimed
+    # Drawn in half of the rounds only, a record is hidden better than is claimed.
+    if batch is None:
         assert report.tests[0].mu_lower > 0.6 * report.tests[0].mu_claimed
 
 

@@ -78,9 +78,8 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
 
 
 @pytest.mark.parametrize("block", [1, 3])
-@pytest.mark.parametrize(
-    "size", [0.3, 3.0, 100.0, 1e6]
-)  # logits up to 2, 20, 1e3 and 1e7
+# Logits up to 2, 20, 1e3 and 1e7.
+@pytest.mark.parametrize("size", [0.3, 3.0, 100.0, 1e6])
 def test_gradients_of_logits_of_any_size(size, block):
     X, y = (np.asarray(values) for values in data_of(dim=4, classes=5))
     posterior = wflmc.softmax_regression(
@@ -190,9 +189,8 @@ def test_memory_does_not_grow_with_the_devices(rows):
 
     few, many = made(10), made(200)
     assert many[0] - few[0] < 0.1 * 50 * 200 * 100
-    assert (
-        many[1] == 50 * 200 * 100
-    )  # every device's gradient of every chain would be seen
+    # Were every device's gradient of every chain formed, the test would see it.
+    assert many[1] == 50 * 200 * 100
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 3), st.floats(0.1, 5))

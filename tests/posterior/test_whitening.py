@@ -77,9 +77,8 @@ def test_gaussian_posterior_is_the_same_whatever_the_coordinates(intercept):
     np.testing.assert_allclose(
         start_covariance(other), start_covariance(own), atol=1e-12
     )
-    assert other.L / other.mu == pytest.approx(
-        1
-    )  # data and prior together are made round
+    # Whitening covers data and prior together.
+    assert other.L / other.mu == pytest.approx(1)
     assert other.digest == own.digest
 
 
@@ -153,9 +152,8 @@ def test_softmax_gradients_are_those_of_the_same_density(rows, prior_on):
     phi = other.coordinates_of(theta)
     np.testing.assert_allclose(other.parameters(phi), theta, rtol=1e-9)
     by_parameters = jax.jit(jax.grad(log_posterior))(jnp.asarray(theta), own, prior)
-    expected = -(
-        np.asarray(by_parameters).reshape(3, -1) @ W.T
-    ).ravel()  # the chain rule: φ-gradient = W θ-gradient
+    # The chain rule: φ-gradient = W θ-gradient.
+    expected = -(np.asarray(by_parameters).reshape(3, -1) @ W.T).ravel()
     ready = other.on_accelerator(1, 1e9)
     everyone = jnp.ones(5), jnp.full(5, jnp.inf)
     total, norms = clipped_sum(ready, jnp.asarray(phi, jnp.float32), *everyone)

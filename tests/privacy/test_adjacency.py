@@ -72,9 +72,8 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
     """One record replaced or left empty, a device replaced or silent: by random search, and nearly reached."""
     rng = np.random.default_rng(0)
     shape = (400, 3)
-    rows = rng.standard_normal((*shape, 1)) * np.array(
-        [1.0, 0.3]
-    )  # mostly along one direction
+    # Rows lie mostly along one direction.
+    rows = rng.standard_normal((*shape, 1)) * np.array([1.0, 0.3])
     targets = rng.standard_normal(shape) * 10 ** rng.uniform(-1, 3, shape)
     # Half of the devices are set to the worst: others add s against the record, where s is half the change.
     half = min(clip, example_clip / 2)
@@ -106,18 +105,16 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
 def test_sensitivities_by_hand():
     assert promise("replace", 30, 9).sensitivity(2).tolist() == [9, 9]
     assert promise("add-remove", 30, 9).sensitivity(2).tolist() == [4.5, 4.5]
-    assert promise("add-remove", 30, 45).sensitivity(1).tolist() == [
-        22.5
-    ]  # not half of min(c, ℓ)
+    # ℓ/2, not half of min(c, ℓ).
+    assert promise("add-remove", 30, 45).sensitivity(1).tolist() == [22.5]
     assert promise("add-remove", 30, 90).sensitivity(1).tolist() == [30]
     assert promise("add-remove", [30, 10]).sensitivity(2).tolist() == [15, 5]
 
 
 def test_a_mini_batch_draws_an_empty_record_like_any_other():
     """N_k and so the scale N_k/batch stay: an empty record changes the sum by c when it is drawn, else not at all."""
-    rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(
-        np.float32
-    )  # a value, and whether it is there
+    # The columns are a value and whether it is present.
+    rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(np.float32)
     one = wflmc.posterior_from(
         lambda theta, d: -theta[0] * d[0] * d[1], lambda theta: -0.5 * theta @ theta, rows,
         initial=jnp.zeros(1), devices=1, batch=2, mu=1.0, L=1.0,
@@ -134,9 +131,8 @@ def test_a_mini_batch_draws_an_empty_record_like_any_other():
         return totals[0] - totals[1]
 
     found = np.asarray(jax.vmap(change)(jax.random.split(KEY, 40)))[:, 0]
-    np.testing.assert_allclose(
-        np.unique(found.round(4)), [0.0, 3.0], atol=1e-4
-    )  # 4 × its gradient is clipped to 3
+    # 4 times its gradient is clipped to 3.
+    np.testing.assert_allclose(np.unique(found.round(4)), [0.0, 3.0], atol=1e-4)
 
 
 def test_the_loss_of_a_plan_follows(few):
@@ -145,9 +141,8 @@ def test_the_loss_of_a_plan_follows(few):
     }
     same_power = with_context(plans["replace"], privacy=promise())
     np.testing.assert_allclose(same_power.loss, plans["replace"].loss / 4)
-    np.testing.assert_allclose(
-        plans["add-remove"].spent, plans["replace"].spent
-    )  # both spend the budget: 4 times the power
+    # Both spend the budget: 4 times the power.
+    np.testing.assert_allclose(plans["add-remove"].spent, plans["replace"].spent)
     np.testing.assert_allclose(plans["add-remove"].gain, 2 * plans["replace"].gain)
     loss = plans["add-remove"].loss[:, 0]
     ours = float(privacy.epsilon_spent(loss.sum(), 0.01))

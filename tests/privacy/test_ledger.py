@@ -206,9 +206,8 @@ def test_a_spent_budget_stops_the_sampler_before_it_sends(paid_setting, monkeypa
     posterior, link, plan = paid_setting
     ledger = Ledger(PROMISE, 6, subject=posterior.digest)
     wflmc.sample(jax.random.key(1), posterior, plan, 2, ledger=ledger)
-    monkeypatch.setattr(
-        simulation, "advance_block", None
-    )  # whoever gets here has sent something
+    # A call of this has sent something, and fails.
+    monkeypatch.setattr(simulation, "advance_block", None)
     with pytest.raises(OverspendError):
         wflmc.sample(jax.random.key(2), posterior, plan, 2, ledger=ledger)
     np.testing.assert_allclose(ledger.spent, plan.spent)
@@ -290,9 +289,8 @@ def test_a_folder_used_again_keeps_the_old_ledger(tmp_path, call):
     code, _, err = call("run", scenario, "--out", folder, *louder)
     assert code == 2  # a ledger that was set aside still counts
     assert names_key(err, "sampler.seed", "ledger-1.jsonl")
-    assert (
-        call("run", scenario, "--out", folder)[0] == 0
-    )  # what was sent before may be sent again
+    # What was sent before may be sent again.
+    assert call("run", scenario, "--out", folder)[0] == 0
 
 
 def test_the_same_noise_for_another_plan_is_refused(paid_setting, tmp_path, call):

@@ -65,9 +65,8 @@ def test_a_release_spends_no_more_than_its_share(
 
 
 def test_a_strong_link_gives_the_whitening_of_the_data():
-    posterior = gaussian(
-        intercept=True
-    )  # without a promise, the link is the only limit
+    # Without a privacy promise, the link is the only limit.
+    posterior = gaussian(intercept=True)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=120)
     free = preconditioning.release_whitening(
         KEY,
@@ -79,9 +78,8 @@ def test_a_strong_link_gives_the_whitening_of_the_data():
     )
     exact = posterior.whitened(free.matrix).features.reshape(-1, 5)
     values = np.linalg.eigvalsh(exact.T @ exact / 60)
-    assert (
-        0.5 < values[0] < values[-1] < 2
-    )  # not 1: devices are heard at unlike strength
+    # Not 1: devices are received at different strengths.
+    assert 0.5 < values[0] < values[-1] < 2
 
 
 def test_sums_move_no_further_than_the_stated_sensitivity():
@@ -226,9 +224,10 @@ def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
     total = np.sum([line["loss"] for line in lines], axis=0)
     np.testing.assert_allclose(total, before + own)
     assert call("run", scenario, "--ledger", ledger)[0] == 2  # nothing is left
+    # Nothing new is sent.
     assert (
         call("run", "--plan", tmp_path / "a" / "plan.json", "--ledger", ledger)[0] == 0
-    )  # nothing new is sent
+    )
     assert len(ledger.read_text().splitlines()) == len(lines) + 1
 
 

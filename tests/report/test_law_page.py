@@ -40,9 +40,8 @@ def test_laplace_law_is_that_of_the_hessian():
     np.testing.assert_allclose(
         law.covariance, np.linalg.inv(hessian), rtol=1e-5, atol=1e-8
     )
-    assert (
-        np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05
-    )  # a mode, to within a small step
+    # The mean is the mode, to within a small Newton step.
+    assert np.abs(np.linalg.solve(hessian, gradient(law.mean))).max() < 0.05
 
 
 def test_perfect_samples_have_small_z():
@@ -54,9 +53,8 @@ def test_perfect_samples_have_small_z():
         posterior.exact.mean, posterior.exact.covariance, size=(40, 25)
     )
     found = compare(theta, posterior.exact)
-    assert (
-        np.abs(found.z).max() < 4.5
-    )  # of eight draws from a t law of 39 degrees of freedom
+    # The largest of eight draws from a t law of 39 degrees of freedom.
+    assert np.abs(found.z).max() < 4.5
     np.testing.assert_allclose(
         found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000)
     )
@@ -78,9 +76,8 @@ def test_autocorrelation_of_a_known_chain():
     for draw in range(1, 400):
         theta[:, draw] = 0.8 * theta[:, draw - 1] + 0.6 * generator.standard_normal(200)
     found = autocorrelation(theta[:, 50:], 5)
-    np.testing.assert_allclose(
-        found, 0.8 ** np.arange(6), atol=0.03
-    )  # some 3/√(200 · 350/9)
+    # The tolerance is about 3/√(200 · 350/9).
+    np.testing.assert_allclose(found, 0.8 ** np.arange(6), atol=0.03)
 
 
 def test_long_curves_are_thinned():

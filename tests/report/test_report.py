@@ -618,9 +618,8 @@ def test_distance_from_chains(runs):
         summary = run.summary.model_copy(update={"w2_sq": found, "clip_rate": rate})
         return distance(dataclasses.replace(run, summary=summary))
 
-    assert (
-        at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
-    )  # as six perfect chains would show
+    # Six perfect chains would show as much.
+    assert at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
     assert "6 chains are too few" in at(0.4 * size, 2 * size, 0.5 * size).reason
     assert at(10 * size, 10 * size, size).mark == "bad"
     assert "Probably far" in at(10 * size, 10 * size, 6 * size).reason

@@ -153,10 +153,8 @@ def test_a_sweep(tmp_path):
     traces, layout = Page(render_folder(tmp_path)).drawings["sweep-ece"]
     assert [trace["visible"] for trace in traces] == [True, False]
     assert [trace["customdata"] for trace in traces] == [[[0.001]], [[1.0]]]
-    assert [trace["z"] for trace in traces] == [
-        [[-3.0]],
-        [[0.0]],
-    ]  # numbers span decades
+    # Values that span decades are drawn by their logarithm.
+    assert [trace["z"] for trace in traces] == [[[-3.0]], [[0.0]]]
     assert (
         traces[1]["zmin"],
         traces[1]["zmax"],

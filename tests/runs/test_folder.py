@@ -17,9 +17,8 @@ from .test_publish import SECRET
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    text = SECRET.replace('"secret"', "3").replace(
-        "epsilon = 8.0", "epsilon = 500.0"
-    )  # leaves some for more rounds
+    # Leaves budget for more rounds.
+    text = SECRET.replace('"secret"', "3").replace("epsilon = 8.0", "epsilon = 500.0")
     return run_in(tmp_path_factory.mktemp("folder") / "run", text)
 
 

@@ -224,9 +224,8 @@ def test_a_plan_for_other_data(tmp_path, call):
     )
     (tmp_path / "s.toml").write_text(public)
     assert call("plan", tmp_path / "s.toml", "--out", tmp_path / "plan")[0] == 0
-    np.savez(
-        tmp_path / "d.npz", X=2 * X, y=y
-    )  # of the same shape: nothing in the plan is from the data
+    # Other data of the same shape: nothing in the plan comes from the data.
+    np.savez(tmp_path / "d.npz", X=2 * X, y=y)
     assert call("run", "--plan", tmp_path / "plan", "--out", tmp_path / "a")[0] == 0
     for rows in (X[:36], X[:, :1]):
         np.savez(tmp_path / "d.npz", X=rows, y=y[: len(rows)])

@@ -66,9 +66,8 @@ def test_public_features_from_a_file_to_a_published_one(scenario, tmp_path, call
             file["predictions/probability"][...],
             file["posterior/mean"][0],
         )
-    right = (
-        probability.argmax(-1) == np.load(tmp_path / "private.npz")["y_test"]
-    )  # by noise that no seed repeats
+    # The noise has no seed, so which predictions are right varies.
+    right = probability.argmax(-1) == np.load(tmp_path / "private.npz")["y_test"]
     assert right.shape == (2, 30)
     assert summary["accuracy"] == pytest.approx(right.mean())
     code, _, err = call("publish", tmp_path / "run", "--out", tmp_path / "draws.nc")
@@ -95,9 +94,8 @@ def test_rows_are_as_long_as_public_ones_say(scenario):
     assert features.dtype == np.float32
     assert features.shape[-1] == 4
     assert np.linalg.norm(features[..., :3], axis=-1).max() <= 1 + 1e-6
-    assert (
-        inputs.posterior.intercept is False
-    )  # its constant is a feature, and in the test set too
+    # The constant is a feature, also in the test set.
+    assert inputs.posterior.intercept is False
     assert inputs.test[0].shape == (30, 4)
 
 

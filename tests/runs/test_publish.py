@@ -106,9 +106,8 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
         np.testing.assert_allclose(found["mean"], each.mean(1))
         np.testing.assert_allclose(found["variance"], 1 + each.var(1))
 
-    edit(
-        run, lambda plan: plan.update(classes=["no", "yes"])
-    )  # then every class has two of the four numbers
+    # With these two classes, each has two of the four numbers.
+    edit(run, lambda plan: plan.update(classes=["no", "yes"]))
     code, out, err = call(
         "publish",
         run,
@@ -226,9 +225,8 @@ def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
         module.sample,
         [],
     )
-    scenario.write_text(
-        SECRET.replace("epsilon = 8.0", "epsilon = 500.0")
-    )  # which leaves something for more rounds
+    # Leaves budget for more rounds.
+    scenario.write_text(SECRET.replace("epsilon = 8.0", "epsilon = 500.0"))
     secret = folder / ".checkpoint" / "secret"
 
     def watched(key, *arguments, execution, **keywords):
@@ -415,9 +413,8 @@ def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):
     )
     document = plan_of(tmp_path / "s.toml")
     assert "sampler.burn_in" in text_of(document, "data-constants")
-    document["scenario"]["sampler"]["burn_in"] = document["constants"][
-        "burn_in"
-    ]  # as a run leaves it
+    # As a run leaves it.
+    document["scenario"]["sampler"]["burn_in"] = document["constants"]["burn_in"]
     (tmp_path / "plan.json").write_text(json.dumps(document))
     inputs = plan_again(tmp_path / "plan.json").inputs
     assert "sampler.burn_in" in [

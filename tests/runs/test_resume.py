@@ -158,9 +158,8 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
             initial_w2_sq=rest.initial_w2_sq,
         )
         np.testing.assert_array_equal(again.weight, rest.weight)
-        np.testing.assert_allclose(
-            again.gain, rest.gain, rtol=1e-4
-        )  # planning the rest changes an optimal plan nowhere
+        # Planning the remaining rounds does not change an optimal plan.
+        np.testing.assert_allclose(again.gain, rest.gain, rtol=1e-4)
         assert again.objective == pytest.approx(plan.objective, rel=1e-9)
 
 
@@ -192,9 +191,8 @@ def test_a_run_killed_and_resumed_spends_what_an_undisturbed_one_does(
     assert code == 0
     killed = tmp_path / "killed"
     command = ["run", scenario, "--out", killed]
-    for calls in (
-        (10, 50) if FULL else (50,)
-    ):  # in burn-in, and among the rounds that are kept
+    # Stopped in burn-in, and among the rounds that are kept.
+    for calls in (10, 50) if FULL else (50,):
         paid = lines_of(killed / "ledger.jsonl")
         with listening("-c", WAITING, calls, *command) as process:
             assert process.stdout.readline() == "in the middle of a round\n", (
@@ -248,9 +246,8 @@ def test_the_same_command_goes_on_with_a_stopped_run(
         patch.setattr(execution, "sample", stopping)
         code, _, err = call("run", scenario, "--out", folder, *extra)
     assert (code, (folder / ".checkpoint").exists()) == (2, True), err
-    assert (
-        stat.S_IMODE((folder / ".checkpoint").stat().st_mode) & 0o077 == 0
-    )  # its owner's alone
+    # Only its owner may read it.
+    assert stat.S_IMODE((folder / ".checkpoint").stat().st_mode) & 0o077 == 0
     ledger = (
         tmp_path / "people.jsonl" if "--ledger" in extra else folder / "ledger.jsonl"
     )
@@ -351,9 +348,8 @@ def test_a_stopped_run_finds_its_ledger_from_anywhere(tmp_path, call, monkeypatc
     for folder in (here / "shared", there / "moved"):
         code, _, err = call("run", "--resume", folder)
         assert code == 0, err
-        assert (
-            json.loads((folder / "plan.json").read_text())["gap"] is not None
-        )  # the certificate is kept
+        # The certificate is kept.
+        assert json.loads((folder / "plan.json").read_text())["gap"] is not None
     assert (
         len(lines_of(here / "people.jsonl"))
         == len(lines_of(there / "moved" / "ledger.jsonl"))

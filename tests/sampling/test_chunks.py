@@ -179,12 +179,10 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
 
 def test_block_sizes(monkeypatch):
     assert block_size(30, bytes_per_device=1e3, theta_bytes=0, limit=1e9) == 30
-    assert (
-        block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 4
-    )  # on a CPU, what stays in its cache
-    assert (
-        block_size(10_000, bytes_per_device=1e6, theta_bytes=1e8, limit=1e9) == 100
-    )  # or as much as θ
+    # On a CPU, as many devices as its cache holds.
+    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 4
+    # Or as many as take the memory of θ.
+    assert block_size(10_000, bytes_per_device=1e6, theta_bytes=1e8, limit=1e9) == 100
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert block_size(10_000, bytes_per_device=1e6, theta_bytes=0, limit=1e9) == 1000
     assert block_size(30, bytes_per_device=1e12, theta_bytes=0, limit=1e9) == 1

@@ -185,10 +185,11 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     eta, (h, friction) = min(slow, key=slow.get), min(fast, key=fast.get)
     assert slow[eta] > 20 * fast[h, friction]
     assert fast[h, friction] < 100
+    # Privacy losses divided by ℓ².
     losses = (
         slow[eta] * eta,
         fast[h, friction] * h**2 / (2 * np.tanh(friction * h / 2)),
-    )  # over ℓ²
+    )
     assert 0.5 < losses[1] / losses[0] < 1.5
 
     link, nothing = wflmc.Link(channel.static()), wflmc.Privacy()

@@ -136,9 +136,8 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
 def test_rounds_that_fill_up_the_last_block_move_no_chain(few, monkeypatch):
     plan = make(few, "equal", burn_in=3, samples=10)
     whole = wflmc.sample(jax.random.key(1), few, plan, 4)
-    monkeypatch.setattr(
-        chunks, "BLOCK_WORK", 5 * 4 * few.work()
-    )  # blocks of five, the last of three
+    # Blocks of five rounds, the last of three.
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * few.work())
     parts = wflmc.sample(jax.random.key(1), few, plan, 4)
     np.testing.assert_allclose(parts.velocity, whole.velocity, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-4, atol=1e-5)

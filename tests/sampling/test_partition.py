@@ -113,9 +113,8 @@ def test_groups_of_a_transcript_stay_within_blocks_and_memory(workload, limits):
             block.start + group.offsets, cut.group_starts[group.indices]
         )
     blocks = len(groups)
-    if (
-        cut.group_starts.size > blocks
-    ):  # else groups are whole blocks and cannot be longer
+    # Otherwise groups are whole blocks and cannot be longer.
+    if cut.group_starts.size > blocks:
         longest = np.diff(np.append(cut.group_starts, workload.rounds)).max()
         fitting = limits.memory / 4 / workload.transcript_bytes
         assert workload.rounds / longest <= max(1.0, fitting)
@@ -134,9 +133,8 @@ def test_a_run_that_goes_on_is_cut_where_it_was(workload, limits):
 def test_cuts_that_are_known():
     """Pinned: another cut rounds differently, so that a stopped run would not go on from its checkpoint."""
     limits = WorkLimits(memory=2000.0, operations=1e9, accelerators=1)
-    cut = partition(
-        small(), limits
-    )  # a chain takes 180 bytes, and five fit into half of the memory
+    # A chain takes 180 bytes, and five fit into half of the memory.
+    cut = partition(small(), limits)
     assert (cut.chunk_chains, cut.block_rounds, cut.chunk_count) == (5, 4, 2)
     cut = partition(small(), limits._replace(accelerators=2))
     assert (cut.chunk_chains, cut.chunk_count) == (6, 2)
@@ -147,9 +145,8 @@ def test_cuts_that_are_known():
     groups = chunks.transcript_groups(
         small(chains=1, rounds=10, dim=1), four_rows, block_rounds=5
     )
-    np.testing.assert_array_equal(
-        groups, [0, 3, 5, 8]
-    )  # groups of three, none across a block
+    # Groups of three, none across a block.
+    np.testing.assert_array_equal(groups, [0, 3, 5, 8])
 
 
 def test_only_kept_rounds_take_memory():

@@ -82,9 +82,8 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
         )
         for t, w in zip(theta, weight, strict=True)
     ]
-    monkeypatch.setattr(
-        jax, "default_backend", lambda: "gpu"
-    )  # blocks of several devices for softmax too
+    # A GPU takes blocks of several devices for softmax too.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for ready in (
         posterior,
         posterior.on_accelerator(3, 1e9, True),
@@ -189,9 +188,8 @@ def test_a_smaller_record_buys_gain_until_another_limit_holds(posterior):
             plan.spent, x.sum(0) * min(1, c / 30) ** 2, rtol=1e-12
         )
         objectives.append(plan.objective)
-    assert (
-        objectives[0] == objectives[1] == objectives[2]
-    )  # c ≥ ℓ protects no less than the device
+    # c ≥ ℓ protects no less than the device.
+    assert objectives[0] == objectives[1] == objectives[2]
     assert np.all(np.diff(objectives[2:]) <= 0)
     assert objectives[-1] < objectives[0] / 5
 

@@ -93,9 +93,8 @@ def test_observed_data_are_the_data_and_who_holds_them(uneven, labelled):
             "constant_data",
         }
         observed = found.observed_data
-        np.testing.assert_array_equal(
-            observed["y"], y
-        )  # blocks leave the order as it was
+        # Blocks leave the order as it was.
+        np.testing.assert_array_equal(observed["y"], y)
         np.testing.assert_array_equal(
             observed["device"], np.arange(len(y)) * posterior.devices // len(y)
         )
@@ -352,16 +351,14 @@ def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
         (found.predictions, inputs["dose"], 150),
     ):
         rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ dose.T)
-        apart = (
-            group["events"].values / rate - 1
-        )  # given θ, draws are independent, with mean 0 and variance 1
+        # Given θ, draws are independent, with mean 0 and variance 1.
+        apart = group["events"].values / rate - 1
         assert np.all(
             np.abs(apart.reshape(20, -1, alike).mean((0, 2)))
             <= 4.5 / (20 * alike) ** 0.5
         )
-        assert (
-            np.mean(np.diff(apart) != 0) > 0.99
-        )  # two of a kind, each with draws of its own
+        # Two equal rows have draws of their own.
+        assert np.mean(np.diff(apart) != 0) > 0.99
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
@@ -538,9 +535,8 @@ def test_groups_made_from_records_say_that_epsilon_does_not_cover_them(uneven):
 def test_loo_is_that_of_the_exact_posterior():
     """Leave-one-out by importance sampling, against predictions of the exact posterior without the observation."""
     posterior = wflmc.gaussian_regression(KEY, devices=4, examples=60, dim=2)
-    step = (
-        0.05 / posterior.L
-    )  # the law of the chain has a variance that is at most 2.6 % too large
+    # With this step the chain's variance is at most 2.6 % too large.
+    step = 0.05 / posterior.L
     link = wflmc.Link(channel.static(1e-2), snr_db=30)
     plan = wflmc.plan(
         posterior,
@@ -574,9 +570,8 @@ def test_loo_is_that_of_the_exact_posterior():
     error = (0.8 * np.sum((parts - np.mean(parts)) ** 2)) ** 0.5
     assert error < 0.2
     assert abs(elpd(found) - exact) <= 4.5 * error + 0.05
-    assert (
-        posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1
-    )  # the fit to all data would not pass
+    # The fit to all data would not pass.
+    assert posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1
 
 
 def elpd(data):

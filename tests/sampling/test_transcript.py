@@ -95,9 +95,8 @@ def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkey
     plan, key = make_plan(posterior), jax.random.key(3)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(
-        chunks, "BLOCK_WORK", 4 * posterior.work() * 3
-    )  # blocks of four rounds
+    # Blocks of four rounds.
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 4 * posterior.work() * 3)
     one, two = (
         Execution(checkpoint=tmp_path / "one"),
         Execution(checkpoint=tmp_path / "two"),

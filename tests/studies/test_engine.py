@@ -246,9 +246,9 @@ def test_workers_that_die(cluster, tmp_path):
 
     results = cluster(work, range(5), lambda _: None)
     first, value = next(results)
-    for _ in range(
-        60000
-    ):  # ten minutes at most: results stay at the worker, which dies, until they are asked for
+    # Ten minutes at most: results stay at the worker, which dies, until they are
+    # fetched.
+    for _ in range(60000):
         if begun().count(KILLS) > 1:
             break
         time.sleep(0.01)
@@ -324,9 +324,8 @@ def test_an_interrupt_waits_until_a_cluster_has_started_and_ends_it(monkeypatch)
             happened.append("ended")
 
     monkeypatch.setattr(distributed, "LocalCluster", Starting)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where tests run in the background
+    # Ctrl-C is ignored where tests run in the background.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             pytest.raises(KeyboardInterrupt),

@@ -362,9 +362,8 @@ def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
     study = fig8.mnist_study(small(labelled))
     tables = study.measure(Point(10.0, ("optimized", "equal", "no-dp")), lambda _: None)
     first, *others = (row.y for row in tables["fig8_nll"])
-    assert others == pytest.approx(
-        [first] * 2, rel=1e-6
-    )  # chains side by side need not be rounded alike
+    # Chains computed side by side need not be rounded alike.
+    assert others == pytest.approx([first] * 2, rel=1e-6)
 
 
 def test_the_first_kept_round_counts(point):

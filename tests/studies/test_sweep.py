@@ -301,9 +301,8 @@ def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
             {"posterior.devices": "200"},
         ]
         assert "posterior.devices = 100" in failed[0]["reason"]
-    assert (
-        found["cached"] == kept(tmp_path / "cache") == 2
-    )  # nothing is kept of those that failed
+    # Nothing is kept of points that failed.
+    assert found["cached"] == kept(tmp_path / "cache") == 2
     code, found, _ = sweep("--grid", "posterior.devices=4,5", "--plan-only")
     assert (code, found["cached"]) == (0, 2)
     assert not (tmp_path / "out" / "failed.json").exists()

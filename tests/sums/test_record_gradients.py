@@ -123,9 +123,8 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
     rows = 2 * np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
     start = parameters()
     own = made(function, rows, start)
-    assert (
-        own.model.record_gradient.size == size
-    )  # of the vectors, where a gradient is their product
+    # The size of the vectors, where a gradient is their product.
+    assert own.model.record_gradient.size == size
     theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
         np.float32,
     )
@@ -225,9 +224,8 @@ def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, 
         set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine)
     )
     assert before != {standard}
-    if (
-        jax.default_backend() == "cpu"
-    ):  # an accelerator's compiler chooses the order by itself
+    # An accelerator's compiler chooses the order by itself.
+    if jax.default_backend() == "cpu":
         assert after == {standard}
     for found, wanted in zip(
         jax.jit(mine)(x, kernel),

@@ -52,9 +52,8 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     residual = np.asarray(p, float) - hot
     wanted = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
     by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
-    limit = np.einsum(
-        "knd,kncx->kdcx", np.abs(u.astype(float)), p + hot
-    )  # what rounding is relative to
+    # The magnitude that rounding is relative to.
+    limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)
     assert np.all(np.abs(found - wanted) <= 1e-5 * limit + 1e-30)
     assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
 

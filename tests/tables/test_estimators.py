@@ -154,9 +154,8 @@ def test_every_further_fit_warns_that_it_spends_again():
         model.fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PrivateClassifier(settings=FEW, random_state=0).fit(
-            X, y
-        )  # an estimator of its own
+        # An estimator of its own, with its own budget.
+        PrivateClassifier(settings=FEW, random_state=0).fit(X, y)
 
 
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
@@ -215,9 +214,8 @@ def test_a_stand_in_has_the_size_of_the_table_and_the_better_settings_come_first
     good = Settings(1.0, 0.02, 5, 5, 1.0)
     worse, better = chosen.expect(facts, [hopeless, good])
     assert better.nll < worse.nll
-    assert worse.nll == pytest.approx(
-        np.log(3), abs=0.05
-    )  # it does not move from where all classes are alike
+    # The model does not move from where all classes are alike.
+    assert worse.nll == pytest.approx(np.log(3), abs=0.05)
 
 
 def test_a_rare_class_keeps_its_share(monkeypatch):
@@ -302,9 +300,8 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
         chosen.expect(facts, [late])[0],
     )
     assert together[1].settings == alone.settings
-    assert together[1].scores == pytest.approx(
-        alone.scores, rel=1e-5
-    )  # float32 chains in other batches
+    # Chains in float32 are computed in other batches.
+    assert together[1].scores == pytest.approx(alone.scores, rel=1e-5)
     assert together[0].nll != together[1].nll
 
 
@@ -340,9 +337,8 @@ def test_a_whitened_chain_finds_what_least_squares_finds():
         "noise_scale": 0.1,
     }
     model = PrivateRegressor(settings=settings, random_state=0, **weak).fit(z, y)
-    far = np.array(
-        [[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
-    )  # along the direction of little variance, and of much
+    # Points along the direction of little variance, and of much.
+    far = np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
     design = np.column_stack([z, np.ones(3000)])
     exact = (
         np.column_stack([far, np.ones(3)]) @ np.linalg.lstsq(design, y, rcond=None)[0]
@@ -425,9 +421,8 @@ def test_private_selection_is_paid_from_the_same_epsilon():
     ).fit(X, y)
     assert set(model.privacy_.loss) == {"scaling", "class counts", "tuning", "sampling"}
     assert model.privacy_.epsilon == 3.0
-    assert not hasattr(
-        model.selected_, "repeats"
-    )  # the cost is that of a number that nobody knows
+    # The cost is that of a random number of repeats, which nobody may know.
+    assert not hasattr(model.selected_, "repeats")
     assert model.selected_.run is None
     # What one repeat may lose, all of them together keep to ε; by the theorem itself, not by the library.
     before = model.privacy_.loss["scaling"] + model.privacy_.loss["class counts"]

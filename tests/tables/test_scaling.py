@@ -82,9 +82,8 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
         )
         for side, rows in enumerate(sides):
             kind = np.clip(np.round(rows * 3), 0, 9).astype(int)
-            kept = (
-                here if side and adjacency == "add-remove" else slice(None)
-            )  # an empty row counts nowhere
+            # An empty row counts nowhere.
+            kept = here if side and adjacency == "add-remove" else slice(None)
             scaling.count_kinds(air, kind[kept], 10, owner[kept], 0.1)
         for rows in sides:
             scaling._find_means(
@@ -203,9 +202,8 @@ def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, lin
     loss = releases_of_seeds[0].loss
     assert loss.shape == (1, 6)
     assert np.all(loss <= 0.02 * promise(adjacency=adjacency).budget(1)[0] * (1 + 1e-9))
-    assert (
-        abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4
-    )  # drawn towards a half by next to nothing
+    # Noise draws the share towards a half by next to nothing.
+    assert abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4
     if link is None:
         moved = {"replace": 2**0.5, "add-remove": 1.0}[adjacency]
         deviation = moved / np.sqrt(2 * loss.max()) / 6000
@@ -234,9 +232,8 @@ def test_class_counts_are_paid_for_where_they_tell_enough():
         scaling.class_counts_fraction(rows, 2, budget)
         for rows in (30, 400, 15_000, 10**6)
     ]
-    assert (
-        parts[0] == 0
-    )  # thirty rows would be counted with an error of a quarter and more
+    # Thirty rows would be counted with an error of a quarter and more.
+    assert parts[0] == 0
     assert parts[1:] == sorted(parts[1:], reverse=True)
     assert all(
         scaling.CLASS_COUNTS_BUDGET[0] <= part <= scaling.CLASS_COUNTS_BUDGET[1]

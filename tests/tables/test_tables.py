@@ -272,9 +272,8 @@ def test_declared_categories_are_not_taken_and_others_are_zero():
     np.testing.assert_array_equal(X[:, 1], [1, 0, 0, 1])
     np.testing.assert_array_equal(X[:, 4:], [[1, 0], [0, 1], [1, 0], [0, 0]])
     assert schema.taken == ["kinds of columns: age", "categories of smokes"]
-    new = frame.assign(
-        sex="x", zip=1010.0
-    )  # whole numbers become floats where some are missing
+    # Whole numbers become floats where some are missing.
+    new = frame.assign(sex="x", zip=1010.0)
     np.testing.assert_array_equal(encode(new, schema)[0][:, [1, 4]], [[0, 1]] * 4)
 
 
