@@ -1,4 +1,4 @@
-"""The page on architecture: every function that it names exists."""
+"""The pages on architecture and theory: every function that they name exists."""
 
 import importlib
 import re
@@ -8,7 +8,8 @@ import pytest
 from .docs_tools import ROOT
 
 PAGE = (ROOT / "docs/reference/architecture.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"`(wflmc\.[\w.]+\w)`", PAGE)))
+THEORY = (ROOT / "docs/explanation/theory.md").read_text(encoding="utf-8")
+NAMES = sorted(set(re.findall(r"`(wflmc\.[\w.]+\w)`", PAGE + THEORY)))
 
 
 def find(name):
@@ -34,6 +35,21 @@ def test_the_page_names_what_a_reader_looks_for():
 @pytest.mark.parametrize("name", NAMES)
 def test_names_exist(name):
     assert find(name) is not None
+
+
+def test_the_theory_keeps_the_anchors_that_the_source_names():
+    anchors = re.findall(r"^## (.+)$", THEORY, re.M)
+    assert anchors == [
+        "Update",
+        "Lemma 1",
+        "Lemma 2",
+        "Lemma 3",
+        "Proposition 1",
+        "Privacy",
+        "Theorem 1",
+        "Thresholds",
+        "Corrections",
+    ]
 
 
 def test_identifiers_of_the_page_are_in_the_source():
