@@ -81,8 +81,10 @@ class BestFirst:
     """A search among the changes of several keys, which are added one after the other.
 
     Args:
-        ceiling: a change of this cost or above does not help.
-        highest: a result of this cost or above is as good as none.
+        ceiling: a change of this cost or above does not help, so that its steps end in
+            None; one whose bound reaches it is not tried.
+        highest: the result is None if the change to choose costs this or more. Changes
+            are tried a little beyond it, as they may decide which one is chosen.
     """
 
     ceiling: float = np.inf
@@ -117,13 +119,17 @@ class BestFirst:
 
         All changes that may matter are tried first, the most promising ones at the
         beginning. The first key wins whose choice costs at most SLACK_OF_KEYS times
-        what the best key's costs, or is good.
+        what the best key's costs, or is good. If that choice costs `highest` or more,
+        none is returned, also where another key's would cost less.
         """
         self._try_all(self.keys)
-        chosen = (_chosen(trials) for trials in self.keys)
-        return nearly_best(
-            (change for change in chosen if change is not None), SLACK_OF_KEYS
+        by_key = (_chosen(trials) for trials in self.keys)
+        chosen = nearly_best(
+            (change for change in by_key if change is not None), SLACK_OF_KEYS
         )
+        if chosen is None or chosen.cost_after >= self.highest:
+            return None
+        return chosen
 
     def _try_all(self, keys: Sequence[Sequence[ChangeTrial]]) -> None:
         """Try all changes of some keys that may matter, the most promising first."""

@@ -181,7 +181,12 @@ class ChangeSearch:
             self.base = self._forecast(self._settings({}), None)
 
     def _best_of(self, kind: str) -> BestChanges:
-        """Return the best free change, or one that costs where it brings far more."""
+        """Return the best free change, or one that costs privacy or power.
+
+        One that costs is returned only where no free one helps, or where it brings the
+        cost below LARGEST_FRACTION_FOR_A_PRICE of the free one's, which is then the
+        alternative.
+        """
         free = self._preferred(FREE_KEYS[kind], kind)
         if free is not None and free.cost_after <= GOOD_W2_SQ:
             return BestChanges(free, None)
@@ -191,11 +196,7 @@ class ChangeSearch:
         paid = self._preferred(PAID_KEYS.get(kind, ()), kind, highest)
         if paid is None:
             return BestChanges(free, None)
-        if free is None:
-            return BestChanges(paid, None)
-        if paid.cost_after < highest:
-            return BestChanges(paid, free)
-        return BestChanges(free, None)
+        return BestChanges(paid, free)
 
     def _preferred(
         self,
@@ -208,7 +209,7 @@ class ChangeSearch:
         Args:
             keys: to change, the preferred ones first.
             kind: of the cause.
-            highest: a change is of no use unless it brings the cost below this.
+            highest: there is no result unless it brings the cost below this.
         """
         ceiling = np.inf
         if kind != "draws":
