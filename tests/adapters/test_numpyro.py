@@ -247,6 +247,12 @@ def coupled(x, y):
     numpyro.sample("y", dist.Normal(slope * (x - x.mean()), 1), obs=y)
 
 
+def scaled_by_a_parameter(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.handlers.scale(scale=jnp.exp(slope)):
+        numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
+
+
 def discrete(x, y):
     numpyro.sample(
         "y", dist.Normal(numpyro.sample("kind", dist.Bernoulli(0.5)) * x, 1), obs=y
@@ -261,6 +267,7 @@ BAD = {
     wrong_axis: ("y", "features"),
     wrong_shape: ("y|slope", ""),
     coupled: ("y", "own"),
+    scaled_by_a_parameter: ("y", "numpyro.factor"),
     discrete: ("kind", "discrete"),
     prior_by_number: ("slope", "prior"),
     subsampled: ("records", "9 of 90"),
@@ -268,7 +275,14 @@ BAD = {
 """The site that the error of a model is about, and a word or number in it."""
 
 
-QUICK = (by_control_flow, growing, improper, nan_gradient, wrong_axis)
+QUICK = (
+    by_control_flow,
+    growing,
+    improper,
+    nan_gradient,
+    wrong_axis,
+    scaled_by_a_parameter,
+)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ SCALED_BY_EXAMPLES = Refusal(
     "scaled by public numbers: weights of examples are written with numpyro.factor in "
     "their plate",
 )
+SCALED_BY_LATENT_VALUES = Refusal(
+    "has a density that is scaled by a parameter or a discrete variable",
+    "scaled by numbers: such powers of a density are written with numpyro.factor",
+)
 PRIOR_FROM_EXAMPLES = Refusal(
     "has a prior that depends on the examples",
     "a variable whose prior is public: give public numbers, named in shared=…, in "
@@ -251,6 +255,8 @@ def _check_latent_sources(
         refuse_site(name, START_FROM_EXAMPLES)
     if EXAMPLES in sources.scale:
         refuse_site(name, SCALED_BY_EXAMPLES)
+    if frozenset([PARAMETERS, DISCRETE]) & sources.scale:
+        refuse_site(name, SCALED_BY_LATENT_VALUES)
     if name not in program.start:
         return
     is_local = site_type == "sample" and program.is_in_example_plate(name)
