@@ -429,6 +429,23 @@ def test_built_in_policies_sit_at_a_limit(posterior, power, csi, link):
     assert plan.regime != "policy-limited"
 
 
+def test_kinetic_rounds_below_their_cap_are_held_back_by_their_part(posterior):
+    """Short steps are at the Langevin cap, so that no budget is spent in full."""
+    longest = posterior.L**-0.5
+    plan = wflmc.plan(
+        posterior,
+        privacy=wflmc.Privacy(2, 0.01, clip=30),
+        step_size=np.repeat([0.02 * longest, longest], 10),
+        burn_in=10,
+        samples=10,
+        sampler=wflmc.Sampler(dynamics="kinetic", friction=2 * posterior.mu**0.5),
+        policy=wflmc.Policy(power="noiseless-dp"),
+    )
+    assert plan.spent.max() < 0.9 * plan.privacy.budget(plan.devices).min()
+    assert plan.regime_share["lmc-limited"] == 0.5
+    assert plan.regime_share["dp-limited"] == 0.5
+
+
 def test_a_posterior_alone_is_planned_for_an_ideal_link_without_a_promise(posterior):
     plan = wflmc.plan(posterior)
     assert plan.privacy == wflmc.Privacy()

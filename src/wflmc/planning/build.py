@@ -989,7 +989,7 @@ def _limit(
     has_spent_all = a @ problem.active >= nearly * problem.budget
     is_exhausted = (problem.active & has_spent_all).any(-1)
     # An optimum takes equal parts only where there is no bound.
-    takes_parts = not scheme.optimal or not problem.contracts
+    takes_parts = not scheme.optimal or not problem.has_bound
     parts = equal_parts(problem)
     is_at_part = takes_parts & np.isclose(a, parts, rtol=AT_LIMIT_TOLERANCE, atol=0.0)
     shares_budget = scheme.shares_budget or (causal and scheme.optimal)
