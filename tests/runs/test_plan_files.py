@@ -142,6 +142,31 @@ def test_json_alone_is_planned_once(tmp_path, call, scenario, planned):
     )
 
 
+@pytest.mark.parametrize("name", ["step_size", "gain", "threshold", "bound"])
+def test_json_alone_with_an_edited_list(tmp_path, call, scenario, name):
+    _, out, _ = call("plan", scenario, "--json")
+    document = json.loads(out)
+    document[name][3] += 0.01
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(document))
+    assert one_sentence(call("run", "--plan", saved), f"--plan: {name}")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("sampler.dynamics=kinetic", "policy.power=equal"), ("policy.schedule=unbiased",)],
+)
+def test_json_alone_without_bound_or_thresholds(tmp_path, call, scenario, settings):
+    """The file has null for a bound that is not known, and for such thresholds."""
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    _, out, _ = call("plan", scenario, "--json", *overrides)
+    document = json.loads(out)
+    assert document["bound"] is None or document["threshold"][0] is None
+    saved = tmp_path / "plan.json"
+    saved.write_text(out)
+    assert call("run", "--plan", saved)[0] == 0
+
+
 @pytest.fixture
 def finished(tmp_path, call, scenario):
     folder = tmp_path / "run"

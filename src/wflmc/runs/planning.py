@@ -1,6 +1,7 @@
 """The plan of a scenario: made, loaded from its files, or made longer."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -252,7 +253,7 @@ def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
     spent = document.privacy.spent_before
     ledger = None if spent is None else np.maximum(spent, inputs.spent)
     plan = make_plan(scenario, inputs, ledger=ledger)
-    _check_same(plan, document, option)
+    _check_planned_again(plan, document, option)
     return LoadedPlan(scenario, inputs, plan, document)
 
 
@@ -481,8 +482,19 @@ def _as_array(value: ArrayLike | None) -> Array:
     return np.zeros(0) if value is None else np.asarray(value, dtype=float)
 
 
-def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
-    """Refuse a plan that differs from plan.json by more than rounding."""
+def _check_planned_again(plan: Plan, document: PlanFile, option: str) -> None:
+    """Refuse a plan that is not the one which its plan.json describes.
+
+    The plan was made again from the scenario in plan.json, as there is no plan.npz.
+    Processors round differently, so its numbers may differ by 1e-9 from those of the
+    file, and its digest is not compared. Otherwise the lists and constants are those
+    that `read_plan_file` compares.
+
+    Args:
+        plan: that was made again.
+        document: plan.json.
+        option: that names the file, for errors.
+    """
     constants = {name: plain(getattr(plan, name)) for name in VIEWED_CONSTANTS}
     constants["rounds"] = len(plan.rounds)
     for name, value in constants.items():
@@ -497,10 +509,9 @@ def _check_same(plan: Plan, document: PlanFile, option: str) -> None:
         key = f"{option}: privacy.budget"
         requirement = f"{budget!r}, as its scenario gives"
         raise InputError(key, written_budget, requirement)
-    for name in ("step_size", "gain", "active_devices"):
-        planned = np.asarray(getattr(plan, name), dtype=float)
-        written = np.asarray(getattr(document, name), dtype=float)
-        if not np.allclose(written, planned, rtol=SAME - 1, atol=0.0):
+    for name in VIEWED_ROUNDS:
+        planned_list = plain(getattr(plan, name))
+        if not _is_close_list(planned_list, getattr(document, name)):
             raise InputError(
                 f"{option}: {name}",
                 "another list",
@@ -514,6 +525,19 @@ def _is_close(first: float | None, second: float | None) -> bool:
     if first is None or second is None:
         return first is second
     return math.isclose(first, second, rel_tol=SAME - 1)
+
+
+def _is_close_list(
+    first: Sequence[float | None] | None, second: Sequence[float | None] | None
+) -> bool:
+    """Return whether two lists are equal up to rounding, or both None.
+
+    None in a list stands for a number that is not defined, such as the threshold of a
+    round of the schedule "unbiased".
+    """
+    if first is None or second is None:
+        return first is second
+    return len(first) == len(second) and all(map(_is_close, first, second))
 
 
 @dataclass(frozen=True, eq=False)
