@@ -1,6 +1,6 @@
 """The example scripts at small counts.
 
-They agree with NUTS, and docs/tutorials/examples.md is right about their calibration.
+They agree with NUTS, and docs/results/examples.md is right about their calibration.
 """
 
 import sys
