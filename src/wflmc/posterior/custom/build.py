@@ -59,9 +59,9 @@ class ChosenCoordinates(NamedTuple):
     space: Affine | None = None
     """None: the parameters."""
     mu: float | None = None
-    """μ in these coordinates, where it is known."""
+    """μ in these coordinates, where it is known or estimated."""
     L: float | None = None
-    """L in these coordinates, where it is known."""
+    """L in these coordinates, where it is known or estimated."""
 
     @property
     def has_constants(self) -> bool:
@@ -134,8 +134,8 @@ def posterior_from(  # noqa: PLR0913  # what a model is made of, by name
     """Return the posterior of any JAX model whose examples are spread over devices.
 
     Device k has the cost f_k = −Σ_n log p(d_n|θ) − (1/K) log p(θ) of its examples d_n
-    (spec §1). Its gradient is traced once: what the functions take from around them may
-    change later without any effect.
+    (the paper's equation 6). Its gradient is traced once: what the functions take from
+    around them may change later without any effect.
 
     Args:
         log_likelihood: of parameters and ONE example, a number.
@@ -327,17 +327,22 @@ def _choose_coordinates(
 def _find_coordinates(
     search: CoordinateSearch, start: Array, layout: ParameterLayout
 ) -> ChosenCoordinates:
-    """Return the coordinates that a search finds, in which μ is 1.
+    """Return the coordinates that a search finds.
+
+    The search for a mode moves all parameters but positive scales first, which would
+    run away while the others are not fitted, and then all of them. In the coordinates
+    found μ is taken to be 1; that is an estimate, and `_with_origin` lists it as one.
 
     Raises:
         InputError: names the parameter along which none were found.
     """
-    is_free = layout.unflatten(np.ones(layout.dim))
-    if isinstance(is_free, dict):  # as of every model that has sites
-        is_free |= {name: 0 * is_free[name] for name in layout.sites.scales}
+    moves_first = layout.unflatten(np.ones(layout.dim))
+    # As of every model that has sites.
+    if isinstance(moves_first, dict):
+        moves_first |= {name: 0 * moves_first[name] for name in layout.sites.scales}
     try:
         with in_float64():
-            leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(is_free)]
+            leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(moves_first)]
             space, L = search.find(start, np.concatenate(leaves))
     except GeometryError as error:
         raise _without_coordinates(error, layout) from error
@@ -415,10 +420,13 @@ def _with_origin(
     preconditioner: Preconditioner,
     count: int,
 ) -> CustomPosterior:
-    """Return the posterior with what its constants and coordinates were found from.
+    """Return the posterior with its mode and what of it depends on the data.
+
+    A mode is known where μ and L came with the coordinates. Those of another posterior
+    depend on its data and not on these, so that nothing is listed as an estimate.
 
     Args:
-        posterior: without any of that.
+        posterior: in the coordinates chosen, with neither set.
         chosen: its coordinates.
         preconditioner: as of `posterior_from`.
         count: N.

@@ -3,9 +3,12 @@
 In the coordinates φ with θ = centre + W φ a posterior with that mean and covariance
 W Wᵀ is N(0, I), whatever the scales of its parameters. First W Wᵀ is the inverse
 Hessian at a mode; then pilot chains, a simulation on pooled data in which real devices
-take no part, replace it by their sample covariance. Everything here is float64: scales
-that differ by a factor of a million leave float32 no digits. All of it looks at the
-data, and ε does not cover that.
+take no part, replace it by their sample covariance. That search is float64: scales
+that differ by a factor of a million leave float32 no digits.
+
+`eigenvalues` and `find_mode` are another, later step: by them a finished posterior, in
+whatever coordinates, estimates its mode, μ and L by float32 costs. All of this looks
+at the data, and ε does not cover that.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,12 +33,12 @@ Cost = Callable[[jax.Array], jax.Array]
 MAX_DENSE_DIM = 256
 """Parameters up to which all eigenvalues of the Hessian are computed."""
 MAX_GAIN_AT_MODE = 0.01
-"""At a mode one more step lowers the cost by no more than this, which is a tenth of a
-standard deviation away, and by rounding."""
+"""Of `find_mode`: at a mode one more step lowers the cost by no more than this, as some
+tenth of a standard deviation away, and what rounding adds."""
 COST_PRECISION = 1e-5
-"""Relative rounding of a cost in float32."""
+"""Relative rounding of a cost in float32, for `find_mode`."""
 MAX_SQUARED_GRADIENT = 1e-2
-"""At a mode the squared norm of the scaled gradient is below this."""
+"""Of `laplace`: at a mode the squared norm of the scaled gradient is below this."""
 MIN_SCALED_CURVATURE = 1e-9
 """A scaled curvature below this fraction of the largest is rounding."""
 MIN_DIAGONAL_CURVATURE = 1e-30
@@ -399,14 +402,14 @@ class CoordinateSearch:
         self._derivatives = Derivatives(compiler, traced_once, dim)
         self._chains = PilotChains(compiler, traced_once, dim) if by_pilot else None
 
-    def find(self, start: Array, free: Array) -> tuple[Affine, float]:
+    def find(self, start: Array, moves_first: Array) -> tuple[Affine, float]:
         """Find the coordinates, and the largest curvature in them.
 
         By the Hessian at a mode; then by pilot chains, where these were asked for.
 
         Args:
             start: of the search for a mode, [m].
-            free: as of `laplace`.
+            moves_first: as of `laplace`.
 
         Returns:
             The coordinates, in which μ is about 1, and L: 1 at a mode, or the largest
@@ -415,13 +418,13 @@ class CoordinateSearch:
         Raises:
             GeometryError: as of `laplace` and `refine`.
         """
-        at_mode = laplace(self._derivatives, start, free)
+        at_mode = laplace(self._derivatives, start, moves_first)
         if self._chains is None:
             return at_mode, 1.0
         return refine(self._chains, at_mode)
 
 
-def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
+def laplace(derivatives: Derivatives, start: Array, moves_first: Array) -> Affine:
     """Return coordinates by the Hessian at a mode.
 
     The mode is searched for several times, each time in the coordinates of the Hessian
@@ -431,8 +434,9 @@ def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
     Args:
         derivatives: of −log p.
         start: of the search, [m].
-        free: 0 for parameters that are scales, else 1, [m]: scales follow when all
-            others are fitted, or would run away.
+        moves_first: 1 for parameters that the first search moves, 0 for positive
+            scales, [m]. These stay where they start until the others are fitted, as
+            they would run away before; the later searches move all.
 
     Returns:
         The mode as centre, and a matrix W with W Wᵀ about the inverse Hessian.
@@ -442,7 +446,7 @@ def laplace(derivatives: Derivatives, start: Array, free: Array) -> Affine:
             direction.
     """
     previous = start
-    theta = start + free * _search(derivatives, start, np.diag(free))
+    theta = start + moves_first * _search(derivatives, start, np.diag(moves_first))
     for _ in range(MODE_SEARCHES):
         hessian = derivatives.hessian(theta)
         if not np.all(np.isfinite(hessian)):
@@ -496,8 +500,9 @@ def _search(derivatives: Derivatives, centre: Array, matrix: Array) -> Array:
 def _newton_coordinates(hessian: Array) -> tuple[Array, Array]:
     """Return scaled curvatures, ascending, and the matrix of coordinates by them.
 
-    As after Newton's step with the sign of every curvature mended, which leaves saddle
-    points behind.
+    Scaled so that every parameter's own curvature is 1. Negative curvatures count by
+    their absolute value: a gradient step in these coordinates is Newton's step with
+    their sign mended, which leaves saddle points behind.
     """
     diagonal = np.abs(np.diag(hessian))
     scale = np.maximum(diagonal, MIN_DIAGONAL_CURVATURE) ** -0.5
@@ -708,15 +713,17 @@ def find_mode(
     start: Array,
     steps: int = 500,
 ) -> tuple[Array, str]:
-    """Find where a cost is least.
+    """Find the mode of a finished posterior, for `CustomPosterior.laplace`.
 
-    The search counts as successful where one more step along the gradient would lower
-    the cost by 0.01 at most, whatever the optimiser itself reports: that ends
-    "abnormally" where float32 has no lower value to offer.
+    It is not the mode that coordinates are made of, which `laplace` finds in float64:
+    the cost may be float32 here. The search counts as successful where one more step
+    along the gradient would lower the cost by 0.01 at most, plus 1e-5 of the cost,
+    which float32 cannot tell apart. What the optimiser itself reports does not count:
+    it ends "abnormally" where float32 has no lower value to offer.
 
     Args:
-        cost: its value and gradient at θ[m].
-        product: the Hessian at θ[m] times v[m].
+        cost: its value and gradient at φ[m], the coordinates that chains move in.
+        product: the Hessian at φ[m] times v[m].
         start: of the search, [m].
         steps: the most iterations.
 
