@@ -73,14 +73,15 @@ PRIVATE = (
 
 @without_data
 class Moments(NamedTuple):
-    """What is known of the data without looking at them.
+    """What `noise_aware` has to know of the data.
 
-    All are in the coordinates that chains move in.
+    Public or paid for, or taken from the data by `moments_of`. All are in the
+    coordinates that chains move in.
     """
 
     gram: Array
-    """G = Σ u uᵀ, the curvature of the data, [m, m]; where the model is not linear, at
-    every chain's mean, [chain, m, m]."""
+    """G = Σ u uᵀ, the curvature of the data alone, without the prior, [m, m]; where the
+    model is not linear, at every chain's mean, [chain, m, m]."""
     prior: Array
     """Λ, the precision of the prior, [m, m]; or that at every chain's mean, [chain, m,
     m]."""
@@ -341,8 +342,9 @@ class _Reception(NamedTuple):
     """[chain, round, m]."""
     precision: Array
     """1/v, [chain, round]."""
-    weight: Array
-    """Of every device's gradient, [1 or chain, round, K]."""
+    device_weight: Array
+    """w_k, the weight of a device's gradient in the update, [1 or chain, round, K]:
+    about K/K_a where it is active (`Plan.weight_received`), 0 where it is silent."""
     clip: Array
     """Where clipping acts, [K]."""
     data_fraction: Array
@@ -370,12 +372,12 @@ class _Reception(NamedTuple):
             position=_chains_first(transcript.position),
             gradient=_chains_first(transcript.gradient),
             precision=_chains_first(precision),
-            weight=np.stack(weights, dtype=float),
+            device_weight=np.stack(weights, dtype=float),
             clip=np.minimum(device_clip, LARGEST_CLIP),
             data_fraction=sizes / sizes.sum(),
         )
 
-    def weights(self, used: NDArray[np.bool_]) -> Array:
+    def round_weights(self, used: NDArray[np.bool_]) -> Array:
         """Return ω, by which the used rounds are averaged.
 
         Args:
@@ -398,19 +400,20 @@ class _Reception(NamedTuple):
 
         b̂ = Σ ω (Hθ − g) with ω ∝ 1/v, and c = Σ_k q_k (Σ ω w_k − 1)² of devices with
         the fractions q_k of the data, which is 0 where all devices send in all rounds.
+        H = G + Λ, as gradients contain the prior's.
 
         Args:
             moments: of the data.
             used: which rounds are used, [chain, round].
         """
-        weight = self.weights(used)
+        round_weight = self.round_weights(used)
         hessian = moments.gram + moments.prior
         linear = self.position @ hessian - self.gradient
-        averaged = weight[:, None] @ self.weight
-        mean_weight = averaged[:, 0]
-        squared_error = (mean_weight - 1) ** 2
+        # [chain, K]
+        mean_device_weight = (round_weight[:, None] @ self.device_weight)[:, 0]
+        squared_error = (mean_device_weight - 1) ** 2
         return _Estimate(
-            linear=np.einsum("cs,csm->cm", weight, linear),
+            linear=np.einsum("cs,csm->cm", round_weight, linear),
             noise=self._noise(used),
             participation=squared_error @ self.data_fraction,
         )
@@ -438,16 +441,18 @@ class _Reception(NamedTuple):
         curvature = (gradient * (gradient @ moments.gram)).sum(-1)
         gradient_curvature = np.maximum(curvature, 0.0)
         # Of one G for all chains, or of one for each: [1 or chain, 1].
-        trace = np.trace(moments.gram, 0, -2, -1).reshape(-1, 1)
-        square = (moments.gram**2).sum((-1, -2)).reshape(-1, 1)
+        gram_trace = np.trace(moments.gram, 0, -2, -1).reshape(-1, 1)
+        gram_norm_sq = (moments.gram**2).sum((-1, -2)).reshape(-1, 1)
         fraction = np.zeros_like(spread)
         bias = np.zeros_like(spread)
         device_kinds = np.stack([self.data_fraction, self.clip], 1)
         kinds, counts = np.unique(device_kinds, axis=0, return_counts=True)
         devices = self.data_fraction.size
         for (q, clip), count in zip(kinds, counts, strict=True):
-            mean_square = q**2 * norm_sq + q * (spread * trace + norm_sq / examples)
-            of_noise = 2 * (q * spread) ** 2 * square
+            trace = spread * gram_trace + norm_sq / examples
+            mean_square = q**2 * norm_sq + q * trace
+            # Of a normal law the square has the variance 2 tr C² + 4 μᵀC μ.
+            of_noise = 2 * (q * spread) ** 2 * gram_norm_sq
             of_both = 4 * q**3 * (spread * gradient_curvature + norm_sq**2 / examples)
             norm = _GradientNorm(mean_square, np.sqrt(of_noise + of_both))
             fraction += count / devices * norm.probability_above(clip)
@@ -541,11 +546,11 @@ def noise_aware(
     reception = _Reception.of(trace.transcript, trace.plans, moments_of_data)
     is_after_burn_in = trace.transcript.start >= trace.plan.burn_in
     used, clipped = _select_rounds(reception, moments_of_data, is_after_burn_in)
-    weight = reception.weights(used)
+    round_weight = reception.round_weights(used)
     estimate = reception.estimate(moments_of_data, used)
     law = estimate.posterior(moments_of_data)
     expected = reception.clipping(moments_of_data, law.mean)
-    bias_norm = (weight * expected.bias).sum(1)
+    bias_norm = (round_weight * expected.bias).sum(1)
     noise_norm = np.sqrt(estimate.noise * law.mean.shape[1])
 
     if moments_of_data.deviation is None:
@@ -557,7 +562,7 @@ def noise_aware(
         law, drawn = _mix_over_moments(
             reception,
             moments_of_data,
-            weight=weight,
+            round_weight=round_weight,
             estimate=estimate,
             draws=draws,
             generator=generator,
@@ -598,10 +603,11 @@ def _check_moments(moments: Moments, dim: int, draws: int) -> None:
 
 
 def moments_of(posterior: Posterior, trace: Trace) -> Moments:
-    """Return the moments of a posterior's own data.
+    """Return the moments of a posterior's own data, where no public ones are given.
 
-    Of a linear model they are exact. Of others the curvature at every chain's mean is a
-    secant: differences of gradients whose examples are clipped as the plan clips them.
+    This looks at the data, and ε does not cover it. Of a linear model the moments are
+    exact. Of others the curvature at every chain's mean is a secant: differences of
+    gradients whose examples are clipped as the plan clips them.
 
     Args:
         posterior: of the data; private unless the data are public.
@@ -780,7 +786,7 @@ class _ChainReception(NamedTuple):
     """[round, m]."""
     slope: Array
     """The part g − Λθ of the gradients that is due to data, [round, m]."""
-    weight: Array
+    round_weight: Array
     """ω, [round]."""
     noise: np.float64
     """V."""
@@ -792,7 +798,7 @@ def _mix_over_moments(
     reception: _Reception,
     moments: Moments,
     *,
-    weight: Array,
+    round_weight: Array,
     estimate: _Estimate,
     draws: int,
     generator: np.random.Generator,
@@ -806,12 +812,12 @@ def _mix_over_moments(
     means = []
     covariances = []
     drawn = []
-    for index in range(len(weight)):
+    for index in range(len(round_weight)):
         position = reception.position[index]
         chain = _ChainReception(
             position=position,
             slope=reception.gradient[index] - position @ moments.prior,
-            weight=weight[index],
+            round_weight=round_weight[index],
             noise=estimate.noise[index],
             participation=estimate.participation[index],
         )
@@ -831,8 +837,8 @@ def _draw_components(
 ) -> Gaussian:
     """Return laws of θ given draws of G, which are weighted by p(b̂|G), [draw, ...]."""
     grams = _draw_grams(chain, moments, draws, generator)
-    mean_position = chain.weight @ chain.position
-    mean_slope = chain.weight @ chain.slope
+    mean_position = chain.round_weight @ chain.position
+    mean_slope = chain.round_weight @ chain.slope
     linear = grams @ mean_position - mean_slope
     for_all = np.ones(len(grams))
     estimates = _Estimate(
@@ -873,11 +879,12 @@ def _draw_grams(
     unfold[rows, columns, entries] = 1.0
     unfold[columns, rows, entries] = 1.0
 
-    weight = (chain.weight / chain.noise)[:, None]
-    position = chain.position - chain.weight @ chain.position
-    slope = chain.slope - chain.weight @ chain.slope
-    squares = position.T @ (weight * position)
-    products = position.T @ (weight * slope)
+    # 1/v of the used rounds, 0 of the others.
+    round_precision = (chain.round_weight / chain.noise)[:, None]
+    position = chain.position - chain.round_weight @ chain.position
+    slope = chain.slope - chain.round_weight @ chain.slope
+    squares = position.T @ (round_precision * position)
+    products = position.T @ (round_precision * slope)
     of_rounds = np.einsum("ija,kjb,ik->ab", unfold, unfold, squares, optimize=True)
     precision = of_rounds + np.diag(prior_precision)
     of_products = np.einsum("ija,ij->a", unfold, products)
