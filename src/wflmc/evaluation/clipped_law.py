@@ -175,7 +175,9 @@ def _rounds(
     if start:
         mean[:, 0] = cost.start_mean[groups.order]
     covariance = np.zeros((groups.start.size, triangle_size))
-    covariance[:, -1] = 1.0  # the velocity starts as N(0, I)
+    # The velocity starts as N(0, I). Without one, this is the entry of the position,
+    # which is set next.
+    covariance[:, -1] = 1.0
     covariance[:, 0] = groups.start
     noise = plan.noise_variance
     if not excess:
@@ -240,13 +242,16 @@ class _Summary:
         self.windows: list[_RoundSummaries] = []
         """Of the rounds after burn-in."""
         self.smallest_left = 1.0
-        """The least that clipping leaves of a gradient in any round."""
+        """The least that clipping leaves of a gradient in any round, burn-in included;
+        all else here is of the rounds after it."""
         state_size = rounds.start.mean.shape[-1]
-        self.lagged = np.zeros((rounds.groups.sizes.size, state_size))
-        """Σ over the rounds after burn-in so far of their covariance with the last one,
-        [g, n]."""
+        self.covariance_with_sum = np.zeros((rounds.groups.sizes.size, state_size))
+        """Cov(state of the last round, Σ positions of the rounds after burn-in so far),
+        of one direction of each group, [g, n]: n is 1, or 2 with a velocity. Directions
+        of a group are alike; `groups.sizes` counts them."""
         self.sum_variance = 0.0
-        """Variance of the sum of a chain's draws, over all directions."""
+        """Variance of the sum of a chain's draws, added up over all directions:
+        `forecast` makes the ESS of it."""
 
     def add(self, window: Window) -> None:
         """Take the next window into account.
@@ -287,21 +292,27 @@ class _Summary:
         self.windows.append(summaries)
 
     def _add_covariance(self, window: Window, first: int) -> None:
-        """Add the covariance of these rounds with those before them."""
+        """Add the covariance of these rounds with those before them.
+
+        As in `LinearChain.variance_of_mean`. With P[t] for `covariance_with_sum` and
+        c[t] for the covariances of the state with its position, P[t] = M[t] P[t−1] +
+        c[t], and the round adds the first entry of 2 P[t] − c[t] to the variance of the
+        sum.
+        """
         sizes = self.rounds.groups.sizes
         rounds = slice(window.rounds.start + first, window.rounds.stop)
         covariance = window.law.covariance[:, first + 1 :]
         group_count, round_count, _ = covariance.shape
-        size = self.lagged.shape[-1]
-        recursion = BlockRecursion([1] * group_count, round_count, size)
+        state_size = self.covariance_with_sum.shape[-1]
+        recursion = BlockRecursion([1] * group_count, round_count, state_size)
         # The first row of the upper triangle: covariances with the position.
-        with_position = [covariance[..., entry] for entry in range(size)]
+        with_position = [covariance[..., entry] for entry in range(state_size)]
         curvature = self.rounds.curvature_of_groups(window.curvature[first:])
         matrix = self.rounds.matrices(curvature, rounds)
-        lagged = recursion.solve(matrix, with_position, self.lagged)
-        self.lagged = lagged[:, -1]
-        with_earlier = 2 * lagged[:, 1:, 0] - covariance[..., 0]
-        by_group = with_earlier.sum(-1)
+        with_sum = recursion.solve(matrix, with_position, self.covariance_with_sum)
+        self.covariance_with_sum = with_sum[:, -1]
+        of_rounds = 2 * with_sum[:, 1:, 0] - covariance[..., 0]
+        by_group = of_rounds.sum(-1)
         self.sum_variance += float(sizes @ by_group)
 
     def forecast(self, *, average: bool) -> ChainForecast:

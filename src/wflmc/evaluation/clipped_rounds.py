@@ -17,6 +17,9 @@ q is extrapolated by Newton's method, with one precision for all directions: a f
 sweeps do what would else take dozens. After n sweeps the first n rounds are exact in
 any case. A window that does not settle is halved, and one of a single round has nothing
 to settle.
+
+Shapes: d directions in g groups, n numbers in the state of one direction (1, or 2 with
+a velocity), K devices, S rounds of a plan, W rounds of a window.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +58,7 @@ class Law(NamedTuple):
     """Mean and covariance of chains, at one time or at several."""
 
     mean: Array
-    """Of the state, seen from the mode, [d, ..., n]: n is 1, or 2 with a velocity."""
+    """Of the state of every direction, seen from the mode, [d, ..., n]."""
     covariance: Array
     """Of the state in every group of directions, [g, ..., n (n + 1)/2]: its upper
     triangle, by row."""
@@ -85,7 +88,8 @@ class Law(NamedTuple):
 class DirectionGroups(NamedTuple):
     """Directions with equal precision and equal variance at the start.
 
-    They have the same covariance all the time.
+    They have the same covariance all the time, so that it is computed once for a group;
+    their means differ.
     """
 
     precision: Array
@@ -101,6 +105,10 @@ class DirectionGroups(NamedTuple):
     def of(cls, precision: Array, start: Array) -> "DirectionGroups":
         """Group directions that are equal in both respects.
 
+        Equality is exact: directions that differ by rounding stay apart, which costs
+        time and changes nothing. Whatever else is by direction must be put into `order`
+        by the caller.
+
         Args:
             precision: λ of every direction, [d].
             start: variance of the position along it at the start, [d].
@@ -114,11 +122,11 @@ class DirectionGroups(NamedTuple):
         has_other_precision = precision[1:] != precision[:-1]
         has_other_start = start[1:] != start[:-1]
         is_first = np.append(True, has_other_precision | has_other_start)
-        first = np.flatnonzero(is_first)
+        first_of_group = np.flatnonzero(is_first)
         return cls(
-            precision=precision[first],
-            sizes=np.diff(np.append(first, precision.size)),
-            start=start[first],
+            precision=precision[first_of_group],
+            sizes=np.diff(np.append(first_of_group, precision.size)),
+            start=start[first_of_group],
             order=order,
         )
 
@@ -211,9 +219,10 @@ class GradientsLeft(NamedTuple):
     is_cut: NDArray[np.bool_]
     """Where that is less than all of it, [K, W]."""
     examples: Array
-    """The fraction that is left of the examples' gradients before, on average, [W]."""
+    """The fraction that clipping leaves of an example's gradient, before devices are
+    clipped, on average, [W]."""
     changes: Array
-    """The same of changes of the examples' gradients, [W]."""
+    """The same of a change of an example's gradient, [W]."""
     weight: Array
     """Of devices' gradients in the update, times what is left of them, [K, W]."""
     depends_on_moments: bool
@@ -258,7 +267,7 @@ class Window(NamedTuple):
 class ClippedRounds:
     """The rounds of a plan, as they move chains on a quadratic cost.
 
-    Directions are in the order of their groups.
+    All that is by direction is in `groups.order`.
     """
 
     groups: DirectionGroups
@@ -610,6 +619,7 @@ class _Sweeps:
         if chain.examples is not None and variance is not None:
             examples = chain.examples.gradients_left(variance)
             changes = chain.examples.changes_left(variance)
+            # Devices clip what clipping of their examples has left of the norm.
             clip_sq = clip_sq / examples**2
         left_sq = clip_sq / norm_sq
         is_cut = left_sq < 1.0
@@ -692,7 +702,8 @@ class _Sweeps:
     ) -> Array:
         """Return the derivative of c by q in every round, [W]; arguments as above."""
         chain = self.chain
-        # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖².
+        # Where a device is cut, the slope in q of what is left is −½ left share²/‖g‖²;
+        # c is the sum of what is left by weight and share.
         slope = left.weight / left.norm_sq
         slope *= left.is_cut
         of_devices = _weighted_sum(-0.5 * chain.data_share**3, slope)
