@@ -60,8 +60,9 @@ class SumsGradients(Protocol):
     ) -> ClippedSum:
         """Compute Σ_k w_k g_k min(1, ℓ_k/‖g_k‖) before it is rounded to float32.
 
-        The gradient g_k is that of f_k = −log p(D_k|θ) − (1/K) log p(θ) (spec §1).
-        Its norm is that before the device is clipped, but after its examples are.
+        The gradient g_k is that of f_k = −log p(D_k|θ) − (1/K) log p(θ), the paper's
+        equation 6. Its norm is that before the device is clipped, but after its
+        examples are.
 
         Args:
             theta: θ[m], or what each device received of it, [K, m].
@@ -102,8 +103,8 @@ class Posterior(SumsGradients, Protocol):
     batch: int | None = None
     """Examples that each device draws for a round; None: all of them."""
     estimated: tuple[str, ...] = ()
-    """Which of mu and L are estimates from the data, for which the above need not
-    hold."""
+    """Which of mu and L are estimates from the data, for which the above need not hold;
+    of custom models also other choices that depend on the data. Texts for people."""
     columns: tuple[str, ...] = ()
     """The names of the features; empty where they have none."""
     start_is_estimate: bool = False
@@ -429,7 +430,7 @@ class HasLaw(Protocol):
         """Return the posterior of the coordinates φ that chains move in."""
 
     def chain(self, motion: Motion) -> LinearChain:
-        """Return a chain that is never clipped, as a linear recursion (spec §6).
+        """Return a chain that is never clipped, as a linear recursion.
 
         Gradients must be affine in θ, so that the law of the chain stays Gaussian. A
         leading axis of the arguments is one of different plans.

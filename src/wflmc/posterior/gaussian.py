@@ -53,6 +53,8 @@ class GaussianPosterior(Regression):
     covariance: Array
     """Of the posterior, in these coordinates, [m, m]."""
     block: int = field(default=0, metadata=STATIC)
+    """Devices whose gradients are computed at a time; 0: all, before
+    `on_accelerator`."""
 
     @property
     def dim(self) -> int:
@@ -116,8 +118,8 @@ class GaussianPosterior(Regression):
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Compute W2² between the start and the posterior, exactly.
 
-        Distances are those of the coordinates that chains move in. It is B[0] of the
-        paper's bound (spec §5).
+        Distances are those of the coordinates that chains move in. It is the distance
+        at the start in the paper's Proposition 1.
 
         Args:
             init: the start: "prior", or "zero" for a point mass at zero.
@@ -240,7 +242,8 @@ class GaussianPosterior(Regression):
             features=padded(features),
             target=padded(target),
             block=block,
-            subject="",  # other data, same program
+            # Programs are compiled for static fields: other data need no other one.
+            subject="",
         )
 
     def example_norms(self, theta: ArrayLike) -> Array:
@@ -317,7 +320,7 @@ class GaussianPosterior(Regression):
         return np.asarray(squared_weights @ squared_norms)
 
     def chain(self, motion: Motion) -> LinearChain:
-        """Return a chain that is never clipped, as a linear recursion (spec §6).
+        """Return a chain that is never clipped, as a linear recursion.
 
         Gradients are affine, so that A = I − η Σ_k w_k H_k and b = η Σ_k w_k b_k for
         overdamped steps; kinetic ones have states (θ, v). Downlink noise adds
@@ -367,7 +370,7 @@ class GaussianPosterior(Regression):
         dynamics: Dynamics = OVERDAMPED,
         downlink: ArrayLike = 0.0,
     ) -> Gaussian:
-        """Compute the exact law of θ[1..S] while no gradient is clipped (spec §6).
+        """Compute the exact law of θ[1..S] while no gradient is clipped.
 
         Leading axes of the arguments are different plans, of which all laws are
         computed at once.

@@ -33,7 +33,7 @@ class Gaussian(NamedTuple):
 
 
 def w2_squared(first: Gaussian, second: Gaussian) -> Array:
-    r"""Compute the squared Wasserstein distance between Gaussians (spec §6).
+    r"""Compute the squared Wasserstein distance (the paper's equation 15) of Gaussians.
 
     $W_2^2 = \lVert m_1 - m_2\rVert^2
     + \mathrm{tr}\bigl(C_1 + C_2 - 2(C_2^{1/2} C_1 C_2^{1/2})^{1/2}\bigr)$. Point
@@ -130,8 +130,9 @@ class LinearChain(NamedTuple):
         """Compute the variance of the mean of θ over the rounds after burn-in.
 
         It is the squared Monte Carlo error of one chain, correlations between rounds
-        and the spread of the start included. With P[t] = Cov(x[t], Σ_{s ≤ t} θ[s]),
-        P[t] = A[t] P[t−1] + C[t] Rᵀ.
+        and the spread of the start included. With C[t] = Cov(x[t]) and
+        P[t] = Cov(x[t], Σ_{s ≤ t} θ[s]), P[t] = A[t] P[t−1] + C[t] Rᵀ; the variances of
+        the sum over all rounds are on the diagonal of Σ_t R (2 P[t] − C[t] Rᵀ).
 
         Args:
             noise_variance: σ²[S], for a chain without leading axes.
@@ -152,7 +153,7 @@ class LinearChain(NamedTuple):
                 total += np.diagonal(readout @ (2 * joint - with_parameters))
         return total / len(covariances) ** 2
 
-    def response(self, burn_in: int, target: Gaussian) -> Response:
+    def response(self, burn_in: int, posterior: Gaussian) -> Response:
         """Compute how θ after burn-in depends on the noise of every round.
 
         Covariances are affine in the variances σ²[s], and means do not depend on
@@ -160,10 +161,11 @@ class LinearChain(NamedTuple):
 
         Args:
             burn_in: rounds that are discarded.
-            target: the posterior of θ.
+            posterior: of θ, whose mean and covariance the chain should have.
 
         Returns:
-            The response of one chain, which has no leading axes.
+            The response of one chain, which has no leading axes. Its covariance is that
+            without the plan's noise: from the start, and from D.
 
         Raises:
             InputError: if it would take too much memory.
@@ -172,14 +174,14 @@ class LinearChain(NamedTuple):
         noiseless = self._read(self.states(np.zeros(rounds)))
         noise_shape = (rounds, *self.noise_matrix.shape[-2:])
         with np.errstate(over="ignore", invalid="ignore"):
-            shift = ((noiseless.mean[burn_in:] - target.mean) ** 2).sum(-1)
+            shift = ((noiseless.mean[burn_in:] - posterior.mean) ** 2).sum(-1)
             noise_matrix = np.broadcast_to(self.noise_matrix, noise_shape)
             effect = effects(self.matrix, noise_matrix, self.readout, burn_in)
         return Response(
             covariance=noiseless.covariance[burn_in:],
             effect=effect,
             shift=shift,
-            target=target.covariance,
+            target=posterior.covariance,
         )
 
 
@@ -244,7 +246,8 @@ def _round_by_round(
 def pool(laws: Gaussian) -> Gaussian:
     """Compute the first two moments of an equal mixture: E[m] and E[C] + Cov(m).
 
-    Over fresh channels, it is the law of a chain whose channel is not known (spec §6).
+    Of the laws of a chain on several channels, they are the moments of a chain whose
+    channel is not known.
 
     Args:
         laws: mean[p, ..., m] and covariance[p, ..., m, m], mixed over the first axis.

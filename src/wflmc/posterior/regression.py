@@ -84,7 +84,15 @@ class Regression(Shown, Posterior):
         prior_std: float,
         space: Coordinates | None,
     ) -> Self:
-        """Return the same model of other data."""
+        """Return the same model of other data.
+
+        Args:
+            features: u[K, n, d], in the coordinates of `space`.
+            outcomes: as in the data, [K, n].
+            sizes: N_k, [K].
+            prior_std: of the prior on the parameters, used where `space` is None.
+            space: the coordinates, with the prior in them; None: the parameters.
+        """
 
     @abstractmethod
     def _draw(

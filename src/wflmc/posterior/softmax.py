@@ -147,7 +147,7 @@ class SoftmaxPosterior(Regression):
         self,
         features: Array,
         outcomes: np.ndarray,
-        sizes: Labels,
+        sizes: NDArray[np.intp],
         prior_std: float,
         space: Coordinates | None,
     ) -> "SoftmaxPosterior":
@@ -349,7 +349,8 @@ class SoftmaxPosterior(Regression):
             features=padded(self.features.astype(np.float32, copy=False)),
             labels=padded(self.labels),
             norms=norms,
-            subject="",  # other data, same program
+            # Programs are compiled for static fields: other data need no other one.
+            subject="",
         )
 
     def _usable_norms(self) -> NDArray[np.float32]:
@@ -699,7 +700,7 @@ def _predict(theta: jax.Array, features: jax.Array, classes: int) -> jax.Array:
 def _assemble(
     features: Array,
     labels: Labels,
-    sizes: Labels,
+    sizes: NDArray[np.intp],
     *,
     prior_std: float,
     names: Names,

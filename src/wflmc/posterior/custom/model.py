@@ -456,6 +456,8 @@ def trace_model(
 ) -> TracedModel:
     """Trace a model's functions, on one example.
 
+    Within `in_float32` alone: the model's name is that of its float32 gradients.
+
     Args:
         log_likelihood: of parameters and one example.
         log_prior: of parameters.

@@ -81,7 +81,7 @@ class CustomPosterior(Shown, Posterior):
     sizes: NDArray[np.intp]
     """N_k, [K]."""
     start: Array
-    """Where chains begin, [m]."""
+    """Where chains begin, in the coordinates that they move in, [m]."""
     initial_std: float
     """Standard deviation of the starts around that, in every parameter."""
     mu: float
@@ -91,8 +91,10 @@ class CustomPosterior(Shown, Posterior):
     """How many devices share the prior."""
     batch: int | None = field(default=None, metadata=STATIC)
     estimated: tuple[str, ...] = field(default=(), metadata=STATIC)
-    """Which of mu and L were not given: eigenvalues of the Hessian at the start and at
-    a mode, no more than that."""
+    """What depends on the data, in words for people: which of mu and L were not given,
+    and the preconditioner, where it was found from these data. The constants are
+    eigenvalues of the Hessian at the start and at a mode, or those that pilot chains
+    met, no more than that."""
     block: int = field(default=1, metadata=STATIC)
     example_block: int = field(default=0, metadata=STATIC)
     coordinate_examples: int = field(default=0, metadata=STATIC)
@@ -253,7 +255,7 @@ class CustomPosterior(Shown, Posterior):
 
     @property
     def _device_records(self) -> sums.DeviceRecords:
-        """The records of every device, [K', ...]."""
+        """The records of every device, [K', ...]: K, and copies that fill up a block."""
         padded_devices = jax.tree.leaves(self.data)[0].shape[0]
         padding = (0, padded_devices - self.devices)
         sizes = jnp.pad(jnp.asarray(self.sizes), padding, mode="edge")
