@@ -64,11 +64,11 @@ class Coverage(NamedTuple):
     noise_aware: Array
     """The same of noise-aware intervals, [level]."""
     error: Array
-    """Standard error of the latter, over data sets, [level]."""
+    """Standard error of `noise_aware`, over data sets, [level]."""
     chain_width: Array
-    """Mean width over that of the exact posterior's intervals, [level]."""
+    """Mean width of the chain's intervals over that of the exact posterior's, [level]."""
     noise_aware_width: Array
-    """[level]."""
+    """The same of noise-aware intervals, [level]."""
     trace: Trace
     """Of all data sets, a chain each, with the transcript."""
     result: NoiseAware

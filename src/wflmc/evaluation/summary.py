@@ -76,7 +76,7 @@ SCORE_WORDS = {
 MEAN_SCORES = ("accuracy", "ece", "nll", "brier", "rmse")
 """The scores that `Evaluation.mean_scores` has, in its order."""
 UNKNOWN = DistanceEstimate(np.zeros(0), np.nan, np.nan)
-"""A distance that compares with nothing."""
+"""A distance above nothing: no comparison with nan is true."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -512,6 +512,7 @@ def _coverage(trace: Trace, posterior: Posterior, exact: Gaussian) -> dict[str, 
         coverage[f"chain_{100 * level:.0f}"] = probability_inside(exact, interval)
     if trace.transcript is None:
         return coverage
+    # Its intervals are those of a normal law, as the moments are known: no draws needed.
     aware = noise_aware(trace, posterior, draws=1)
     for level in LEVELS:
         interval = aware.interval(level)

@@ -35,7 +35,7 @@ CHUNK_BYTES = 2**27
 """Of the moments, or the draws, that are computed at a time."""
 WORST_ROUNDS = 200
 """Rounds that a bootstrap looks at: the worst one of a resample is hardly ever
-elsewhere."""
+elsewhere. Also the most draws of a chain that `with_floor` looks at, or simulates."""
 REPLICAS = 50
 """Perfect experiments that `floor_w2_sq` is the mean of."""
 LARGEST_HESSIAN = 1500
@@ -217,14 +217,14 @@ def exact_ess(
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
-    """Return mean and covariance of every round, for some weights of the chains.
+    """Return mean and covariance of every round, for some resamples of the chains.
 
     Args:
         theta: [chain, draw, m].
-        counts: how often every chain counts, [b, chain].
+        counts: how often every chain is in a resample, [resample, chain].
 
     Returns:
-        The moments, [b, draw, ...].
+        mean[resample, draw, m] and covariance[resample, draw, m, m].
     """
     total = counts.sum(-1)[:, None, None]
     mean = np.einsum("bc,cdm->bdm", counts, theta) / total
@@ -423,7 +423,7 @@ class Comparison(NamedTuple):
     deviation: Array
     """Standard deviation of the samples."""
     law: Gaussian | None
-    """That they should have."""
+    """The law; None where it is not known."""
     expected: Array
     """Standard deviations of the law."""
     shift: Array
@@ -514,7 +514,7 @@ def laplace_law(posterior: SoftmaxPosterior) -> Gaussian:
             weight = p[:, row_class] * (is_diagonal - p[:, column_class])
             hessian[row_class, :, column_class] += rows.T @ (weight[:, None] * rows)
     covariance = np.linalg.inv(hessian.reshape(posterior.dim, posterior.dim))
-    # W C Wᵀ, where the parameters are W φ.
+    # Wᵀ C W, where the parameters are Wᵀφ.
     of_parameters = posterior.parameters(posterior.parameters(covariance).T).T
     return Gaussian(np.asarray(posterior.parameters(mode)), np.asarray(of_parameters))
 
