@@ -9,7 +9,7 @@ import pytest
 
 import wflmc
 from wflmc import channel
-from wflmc.apps.baselines import estimate, sbfl, stable_step_size
+from wflmc.apps.baselines import estimate_from_signs, sbfl, stable_step_size
 from wflmc.support.errors import InputError, SamplingError
 from wflmc.support.keys import named
 
@@ -20,7 +20,8 @@ def test_the_estimate_is_the_conditional_mean():
     mean, spread, gain, snr = 0.3, 2.0, 0.5, 3.0
     entries = mean + spread * jax.random.normal(key, (1, 2_000_000))
     noise = jax.random.normal(jax.random.key(1), entries.shape)
-    guess = np.asarray(estimate(entries, jnp.array([gain]), snr, noise))[0]
+    guess = estimate_from_signs(entries, jnp.array([gain]), jnp.array([snr]), noise)
+    guess = np.asarray(guess)[0]
     heard = np.asarray(gain * jnp.sign(entries - mean) + noise / snr**0.5)[0]
     for low in np.linspace(-1.5, 1.5, 7):
         near = (heard > low) & (heard < low + 0.05)
@@ -37,10 +38,12 @@ def test_limits_of_the_estimate():
     mean, spread = gradient.mean(1, keepdims=True), gradient.std(1, keepdims=True)
     clear = mean + np.sqrt(2 / np.pi) * spread * jnp.sign(gradient - mean)
     np.testing.assert_allclose(
-        estimate(gradient, jnp.ones(3), 1e6, noise), clear, rtol=1e-5
+        estimate_from_signs(gradient, jnp.ones(3), jnp.full(3, 1e6), noise),
+        clear,
+        rtol=1e-5,
     )
     np.testing.assert_allclose(
-        estimate(gradient, jnp.ones(3), 1e-12, noise),
+        estimate_from_signs(gradient, jnp.ones(3), jnp.full(3, 1e-12), noise),
         jnp.broadcast_to(mean, (3, 50)),
         atol=1e-5,
     )

@@ -342,7 +342,7 @@ def _descend(
             gradient = posterior.gradients(theta) / sizes[:, None]
             iteration_key = jax.random.fold_in(noise_key, index)
             noise = jax.random.normal(iteration_key, gradient.shape)
-            estimates = estimate(gradient, gain, snr[:, None], noise)
+            estimates = estimate_from_signs(gradient, gain, snr, noise)
             velocity = momentum * velocity + estimates.sum(0)
             return (theta - step * velocity, velocity), None
 
@@ -357,7 +357,7 @@ def _descend(
     return jax.vmap(experiment)(*experiments)
 
 
-def estimate(
+def estimate_from_signs(
     gradient: jax.Array,
     gain: jax.Array,
     snr: jax.Array,
@@ -365,15 +365,14 @@ def estimate(
 ) -> jax.Array:
     """Return the server's estimate of each device's gradient from its signs.
 
-    It receives y = h sign(g − mean) + n/√SNR and estimates mean + √(2/π) std tanh(h y
-    SNR), the expected entry given y of a Gaussian with this mean and standard
-    deviation. These are of the entries of a gradient; its device reports them without
-    error.
+    The server takes the entries of a gradient for draws of a Gaussian, whose mean and
+    standard deviation the device reports without error. From y = h sign(g − mean) +
+    n/√SNR it computes the expected entries, mean + √(2/π) std tanh(h y SNR).
 
     Args:
-        gradient: of every device, [K, m].
-        gain: |h| of every device's channel, [K].
-        snr: P_k/(m N0) as a ratio, [K, 1].
+        gradient: g of every device, [K, m].
+        gain: h = |h_k| of every device's channel, [K].
+        snr: P_k/(m N0) as a ratio, [K].
         noise: standard normal, [K, m].
 
     Returns:
@@ -383,6 +382,7 @@ def estimate(
     deviation = gradient.std(-1, keepdims=True)
     signs = jnp.sign(gradient - mean)
     amplitude = gain[:, None]
-    received = amplitude * signs + noise / jnp.sqrt(snr)
-    expected_signs = jnp.tanh(amplitude * received * snr)
+    device_snr = snr[:, None]
+    received = amplitude * signs + noise / jnp.sqrt(device_snr)
+    expected_signs = jnp.tanh(amplitude * received * device_snr)
     return mean + np.sqrt(2 / np.pi) * deviation * expected_signs
