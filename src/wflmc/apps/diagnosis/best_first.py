@@ -146,12 +146,13 @@ class BestFirst:
                 heapq.heappush(queue, (trial.bound, number, trial, trials))
 
     def _is_settled(self, trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> bool:
-        """Return whether a change makes no difference, whatever it would cost.
+        """Return whether a change need not be tried any further.
 
-        A change of cost x that helps leaves at most SLACK_OF_VALUES max(x, GOOD_W2_SQ)
-        to what its key chooses, and SLACK_OF_KEYS times that to the result. A change
-        may also matter by what its key chooses in its place, if that costs up to
-        SLACK_OF_VALUES times less.
+        It was tried, or its bound shows that it makes no difference. If a change of
+        cost x helps, what its key chooses costs at most SLACK_OF_VALUES max(x,
+        GOOD_W2_SQ), and the result at most SLACK_OF_KEYS times that. A change may also
+        matter by what its key chooses in its place, if that costs up to SLACK_OF_VALUES
+        times less.
 
         Args:
             trial: the change.

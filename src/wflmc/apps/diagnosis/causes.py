@@ -280,7 +280,8 @@ def _narrow_prior(model: ForecastModel, posterior: Posterior | None) -> list[Cau
 
     The most likely parameters are m λ/(λ − p) for a mode m and a precision λ of the
     posterior, and under a prior of precision p have a variance of 1/p + 1/(λ − p).
-    Another prior cannot be forecast, as the posterior changes with it.
+    Chains start around 0, so that the mean of the start less the mode is −m; the sign
+    does not matter. Another prior cannot be forecast, as the posterior changes with it.
     """
     if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
         return []

@@ -254,7 +254,16 @@ def _bisect_ratio(low: float, high: float, *, metric: Metric, target: float) -> 
 
 
 def _first_count(low: int, high: int, *, metric: Metric, target: float) -> int:
-    """Return the first number that reaches the target, or the best that was tried."""
+    """Return a number that reaches the target, or one near the best that was tried.
+
+    Numbers are tried upwards, one by one up to MAX_ROUNDS_ONE_BY_ONE and then in steps
+    of 2 %, until one reaches the target. What its step left out is then tried, upwards;
+    where none reaches the target, what the steps on both sides of the best number left
+    out. A smaller number between other steps may be missed.
+
+    At `low` the target is not reached. `low` is not returned, even where it is the best
+    of all: `solve_for` takes `metric.best_value()` where the target is missed.
+    """
     tried = [low]
     while tried[-1] < high and metric(tried[-1]) > target:
         last = tried[-1]

@@ -36,7 +36,10 @@ ROUNDING = 1e-6
 
 
 class PrecisionGroups(NamedTuple):
-    """Directions in groups of similar precision, with what bounds all of a group."""
+    """Directions in groups of similar precision, with what bounds all of a group.
+
+    In shapes, g counts the groups and S the rounds.
+    """
 
     sizes: Array
     """Directions of each group, [g]."""
@@ -192,10 +195,11 @@ def _weight_of_noise(contraction: Array, burn_in: int) -> Array:
 def _least_noise(weight: Array, problem: Problem) -> Array:
     """Return a lower bound on Σ_s u[s] σ²[s] over all powers within the limits, [g].
 
-    With one price t for equal fractions of all finite budgets, the dual function is
-    Σ_s min_a (u C/a + t p a) − t n, where n is the number of such budgets and p[s] the
-    sum of 1/budget over the round's senders. The minimum is at a = √(u C/(t p)), or at
-    the cap. Where caps are far, the best t makes all of them spend n.
+    Every finite budget has the same price t, in units of that budget. The dual function
+    is then Σ_s min_a (u C/a + t p a) − t n, where n is the number of such budgets and
+    p[s] the sum of 1/budget over the round's senders. The minimum is at
+    a = √(u C/(t p)), or at the cap. Where no round is at its cap, the best t is the one
+    with which all rounds together spend n.
 
     Args:
         weight: u of every round, [g, S].
@@ -203,19 +207,22 @@ def _least_noise(weight: Array, problem: Problem) -> Array:
     """
     cap = problem.cap
     cost = weight * (problem.kick * problem.scale) ** 2
-    at_caps = cost / cap
+    noise_at_cap = cost / cap
     is_limited = np.isfinite(problem.budget)
     if not is_limited.any():
-        return at_caps.sum(-1)
-    budgets = np.count_nonzero(is_limited)
+        return noise_at_cap.sum(-1)
+    budget_count = np.count_nonzero(is_limited)
     spending = _sum_over_devices(problem.active, 1 / problem.budget)
     root = np.sqrt(cost * spending)
-    scale = (root.sum(-1, keepdims=True) / budgets) ** 2
-    at_cap = cap * spending
+    price = (root.sum(-1, keepdims=True) / budget_count) ** 2
+    spent_at_cap = cap * spending
     for _ in range(PRICE_UPDATES):
-        spent = np.minimum(root / np.sqrt(scale), at_cap).sum(-1, keepdims=True)
-        scale = scale * (spent / budgets) ** 2
-    is_capped = root >= at_cap * np.sqrt(scale)
-    terms = np.where(is_capped, at_caps + scale * at_cap, 2 * root * np.sqrt(scale))
-    dual = terms.sum(-1) - scale[:, 0] * budgets
-    return np.maximum(dual, at_caps.sum(-1))
+        spent_by_round = np.minimum(root / np.sqrt(price), spent_at_cap)
+        spent = spent_by_round.sum(-1, keepdims=True)
+        price = price * (spent / budget_count) ** 2
+    is_capped = root >= spent_at_cap * np.sqrt(price)
+    at_cap = noise_at_cap + price * spent_at_cap
+    below_cap = 2 * root * np.sqrt(price)
+    terms = np.where(is_capped, at_cap, below_cap)
+    dual = terms.sum(-1) - price[:, 0] * budget_count
+    return np.maximum(dual, noise_at_cap.sum(-1))

@@ -81,11 +81,17 @@ QUICK_POLICY: Mapping[str, SettingValue] = {
 SMALLEST_PRESENT = 1e-9
 """Stands for a present value of 0, whose logarithm is not finite."""
 STEP_FACTORS = 2.0 ** np.array([1, -1, 2, -2, 3, -3, 4, -4])
+"""By which the step size, and numbers of rounds, are multiplied."""
 CLIP_FACTORS = np.geomspace(0.5, 8, 9)
+"""Clipping thresholds of devices, over the typical norm of their gradients."""
 EXAMPLE_CLIP_FACTORS = np.array([2.0, 3.0, 5.0])
+"""Clipping thresholds of examples, over the typical norm of their gradients."""
 EPSILON_FACTORS = np.array([2.0, 4.0])
+"""By which ε is multiplied."""
 SNR_STEPS_DB = (5, 10, 20, 30, 40)
+"""What is added to the SNR."""
 NOISE_LIMITS = (2.0, 1.0)
+"""Values of `policy.max_round_noise` for plans that have no limit."""
 
 
 class BestChanges(NamedTuple):
@@ -145,6 +151,7 @@ class ChangeSearch:
         policy = replanner.request.policy
         is_slow = policy.objective in ("exact", "transcript") or policy.csi == "causal"
         self.trial_policy = QUICK_POLICY if is_slow else {}
+        # Plans are compared with one of the same policy: the base is made again by it.
         if is_slow and not diagnosed.is_too_large:
             self._renew_base()
 
@@ -320,14 +327,18 @@ class ChangeSearch:
         return self.forecasts_by_digest[digest]
 
     def _candidates(self, key: str) -> Sequence[Change]:
-        """Return what to try for a key, the smallest changes first."""
+        """Return what to try for a key, the smallest changes first.
+
+        Values are relative to those of the diagnosed plan, which are the present ones:
+        keys that earlier causes have named are not tried again.
+        """
         section = key.partition(".")[0]
         if section == "sampler":
             return self._sampler_candidates(key)
         if section == "privacy":
             return self._privacy_candidates(key)
         plan = self.diagnosed.plan
-        power = self._settings({}).get(key, self.replanner.request.policy.power)
+        power = self.replanner.request.policy.power
         snr_db = self.replanner.request.link.snr_db
         if key == "link.snr_db" and np.ndim(snr_db) == 0:
             present_snr_db = float(np.asarray(snr_db))

@@ -105,7 +105,11 @@ class Cause(NamedTuple):
     cause: str
     evidence: str
     cost: float
-    """W2² in posterior variances that it accounts for; 1/ESS for too few draws."""
+    """W2² in posterior variances that it accounts for; 1/ESS for too few draws.
+
+    For a prior that is too narrow, how many times as far from 0 as it expects the data
+    put parameters; 0 for a plan that is not diagnosed.
+    """
     change: Change | None
     """The change that helps most against it; None where there is none."""
     instead: Change | None = None
