@@ -56,15 +56,15 @@ def audit_fit(
     A linear rule is learned from one half of the trials, with the threshold that
     separates that half best; its errors are counted on the other half. It sees the
     mean, the first and the last draw, the scales, the noise scale, the clip and the
-    step size of an estimator, not every draw. The error rates give a lower bound on ε that holds with
-    the given confidence, whatever the mechanism is.
+    step size of an estimator, not every draw. The error rates give a lower bound on ε
+    that holds with the given confidence, whatever the mechanism is.
 
     Args:
         make: from the number of a trial to an estimator that is not yet fitted, with a
-            seed of its own.
+            seed of its own; both tables may share it.
         tables: two that differ in one row, or one device, as the estimator's unit and
             adjacency say.
-        trials: fits to either table.
+        trials: fits to either table, at least 2; half of them learn, half count.
         confidence: probability with which the bound holds.
 
     Returns:
@@ -76,13 +76,14 @@ def audit_fit(
         for table in tables
     ]
     half = trials // 2
-    model = make(0)
+    promised = make(0)  # unfitted: only its ε, δ and adjacency are read
     X = np.concatenate([rows[:half] for rows in numbers])
     side = np.repeat([0, 1], half)
     rule = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, side)
     scores = [np.asarray(rule.decision_function(rows)) for rows in numbers]
     learned_scores = [values[:half] for values in scores]
     fresh_scores = [values[half:] for values in scores]
+    # Half for each of the two error rates.
     risk = (1 - confidence) / 2
 
     def bound(scores_of_tables: list[Array], threshold: float) -> float:
@@ -97,16 +98,16 @@ def audit_fit(
         false_negatives = np.sum(second_scores <= threshold)
         errors = [false_positives, false_negatives]
         false_positive, false_negative = rate_upper(errors, len(first_scores), risk)
-        return epsilon_by_counting(false_positive, false_negative, model.delta)
+        return epsilon_by_counting(false_positive, false_negative, promised.delta)
 
     quantiles = np.linspace(0, 1, THRESHOLDS)
     thresholds = np.quantile(np.concatenate(learned_scores), quantiles)
     best = max(thresholds, key=lambda threshold: bound(learned_scores, threshold))
     return FitAudit(
         epsilon_lower=bound(fresh_scores, float(best)),
-        epsilon=model.epsilon,
-        delta=model.delta,
-        adjacency=model.adjacency,
+        epsilon=promised.epsilon,
+        delta=promised.delta,
+        adjacency=promised.adjacency,
         trials=trials,
         confidence=confidence,
     )
