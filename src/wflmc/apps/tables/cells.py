@@ -69,7 +69,7 @@ FLOAT = re.compile(
 """A number as text with a decimal point or an exponent, as floats are written."""
 CODE = re.compile(r"[-+]?0\d+", re.ASCII)
 """Digits after a leading zero, such as those of a postal code: a name, no number."""
-LARGEST_EXACT_WHOLE = 2**53
+SMALLEST_INEXACT_WHOLE = 2**53
 """Below this size a whole float64 is one whole number; 2⁵³ may have been 2⁵³ + 1."""
 MAX_INTEGER_BITS = 4096
 """Size of the largest integer that has a name.
@@ -171,7 +171,7 @@ def name_of(cell: Cell) -> str:
 
 def _name_of_float(number: float) -> str:
     """Return the name of a number, the same for a whole one as for that integer."""
-    is_exact = number.is_integer() and abs(number) < LARGEST_EXACT_WHOLE
+    is_exact = number.is_integer() and abs(number) < SMALLEST_INEXACT_WHOLE
     return str(int(number)) if is_exact else repr(number)
 
 
@@ -366,7 +366,7 @@ def read_names(series: Series, key: str) -> list[str | None]:
         # Narrower floats lose the digits of smaller whole numbers.
         precision = np.finfo(f"f{series.dtype.itemsize}").nmant + 1
         numbers = series.to_numpy(dtype=float, na_value=np.nan)
-        _check_exact(numbers, key, largest=2.0**precision)
+        _check_exact(numbers, key, smallest_inexact=2.0**precision)
     cells = read_cells(series, key)
     for cell in cells:
         if isinstance(cell, int) and cell.bit_length() > MAX_INTEGER_BITS:
@@ -434,15 +434,23 @@ def _as_float(number: bool | int | float | Decimal) -> float:
 
 
 def _check_exact(
-    numbers: NDArray[np.float64], key: str, largest: float = LARGEST_EXACT_WHOLE
+    numbers: NDArray[np.float64],
+    key: str,
+    smallest_inexact: float = SMALLEST_INEXACT_WHOLE,
 ) -> None:
     """Refuse floats that may have been whole numbers before they lost digits.
 
     A library that finds one missing value in a column of integers stores, and writes,
     them all as floats: were that accepted, one row would change the digits of all
     others.
+
+    Args:
+        numbers: of a column; whole ones from `smallest_inexact` on are refused.
+        key: what errors call the column.
+        smallest_inexact: the size from which on one float of the column's type stands
+            for several whole numbers.
     """
-    is_large = np.isfinite(numbers) & (np.abs(numbers) >= largest)
+    is_large = np.isfinite(numbers) & (np.abs(numbers) >= smallest_inexact)
     if np.any(is_large & (numbers == np.floor(numbers))):
         problem = "has whole numbers too large for the floats that they are stored as"
         requirement = "stored as integers or as text, or in a larger unit"
