@@ -30,6 +30,7 @@ MAX_LISTED_NAMES = 20
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a range whose ends are not in order; `validated` has the sentence."""
     if value[0] >= value[1]:
         raise ValueError
     return value
@@ -70,6 +71,7 @@ class Column(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
+        """Refuse what belongs to the other kind of column."""
         is_numeric = self.kind == "numeric"
         has_names = is_numeric and self.categories is not None
         has_numbers = not is_numeric and (self.range or self.indicator)
@@ -133,6 +135,10 @@ class Schema(BaseModel, extra="forbid", frozen=True):
     @field_validator("classes", mode="before")
     @classmethod
     def _check_classes(cls, value: object) -> list[int] | list[str] | None:
+        """Return declared labels as `class_labels` has them; refuse anything else.
+
+        The error is the end of a sentence, see `validated`.
+        """
         if value is None:
             return None
         labels = class_labels(value) if isinstance(value, list | tuple) else []
@@ -143,6 +149,7 @@ class Schema(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
+        """Refuse what belongs to the other task."""
         is_regression = self.task == "regression"
         has_classes = is_regression and self.classes
         has_numbers = not is_regression and self.target_range
@@ -294,7 +301,7 @@ def read_schema(path: Path, key: str) -> Schema:
         raise InputError(key, str(path), requirement) from None
 
 
-class Declarations(NamedTuple):
+class SplitDeclarations(NamedTuple):
     """What is declared of a table.
 
     Args:
@@ -306,7 +313,7 @@ class Declarations(NamedTuple):
     columns: dict[str, dict[str, object]]
 
 
-def split_declarations(declared: Mapping[str, object]) -> Declarations:
+def split_declarations(declared: Mapping[str, object]) -> SplitDeclarations:
     """Split what is declared of a table from what is declared of its columns.
 
     Args:
@@ -332,7 +339,7 @@ def split_declarations(declared: Mapping[str, object]) -> Declarations:
         if not isinstance(content, Mapping):
             raise InputError("columns", columns, requirement)
         of_columns[str(name)] = _without_none(content)
-    return Declarations(table, of_columns)
+    return SplitDeclarations(table, of_columns)
 
 
 def _without_none(content: Mapping[str, object]) -> dict[str, object]:
