@@ -111,7 +111,8 @@ def make_schema(
     if schema.task == "classification" and schema.classes is None:
         schema = _with_inferred_classes(frame, schema)
     schema = _with_columns(frame, schema, features, of_columns)
-    encode(frame, schema)  # refuses a cell that does not fit
+    # Called for their errors: a cell that does not fit is refused here.
+    encode(frame, schema)
     outcomes(frame, schema)
     return schema
 

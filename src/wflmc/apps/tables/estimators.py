@@ -243,6 +243,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     ranges: ArrayLike | None = None
     settings: Settings | str | None = None
     random_state: int | None = None
+    # Without annotations these are no fields: scikit-learn would take fields for
+    # parameters.
     progress = cast(Advance | None, None)
     """Called with how much of the work is done, where somebody waits."""
     _fit_count = cast(FitCount | None, None)
@@ -308,6 +310,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         rows = _ScaledRows(scaling(X), y, owner, target.classes)
         shares = self._release_class_shares(key, promise, rows, units, account)
         budget = float(promise.budget(1)[0])
+        # Spent after the chain, on residuals about its mean; reserved before it.
         noise_loss = 0.0
         if target.noise_scale is None:
             noise_loss = budget * _noise_scale_fraction(units, budget)
@@ -586,6 +589,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         )
         row_scores = self._row_scores(trace, rows)
         device_scores = np.bincount(rows.owner, row_scores, facts.devices)
+        # The score of a row is from 0 to 1: replaced or left out, it moves the sum by 1.
         received = release_channel.receive(
             1,
             device_scores[:, None].astype(float),
@@ -609,6 +613,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         ledger: Ledger,
     ) -> _NoiseScale:
         """Release how many residuals have which size, and the noise scale by it.
+
+        This is called after the chain has run: it uses its trace, and the rounds of the
+        link behind those of its plan.
 
         Args:
             key: seeds the noise.
@@ -1035,7 +1042,10 @@ def _owners(devices: ArrayLike | None, rows: int, unit: str) -> Owners:
 
 
 def _warn(epsilon: float, delta: float, *, units: int, fit_number: int) -> None:
-    """Warn of a δ at which any row may be shown in full, and of every further fit."""
+    """Warn of a δ at which any row may be shown in full, and of every further fit.
+
+    `_fit` calls this: at stacklevel 4 a warning names the line that called `fit`.
+    """
     if delta > 1 / units:
         reason = f"a method that shows one of {units} in full would keep the promise"
         text = f"delta = {delta:g} is above 1/{units}: {reason}"

@@ -494,6 +494,7 @@ def _classification_scores(
     p /= p.sum(1, keepdims=True)
     truth = as_classes(held_out.y, classes)
     scores = calibration(p, truth)
+    # The floor: the calibration error where labels have the predicted probabilities.
     generator = np.random.default_rng(SCORES_SEED)
     uniform = generator.random((RESAMPLED_LABELS, len(p), 1))
     steps = np.cumsum(p, axis=1)[None, :, :-1]

@@ -53,7 +53,8 @@ def protected_chain(
         plan: of one overdamped chain.
         start: the parameters to begin at, [m]; they must tell nothing of the rows that
             is not paid for.
-        ledger: charged for all rounds before anything is drawn.
+        ledger: charged for all rounds before anything is drawn; None where they are
+            paid for already.
 
     Returns:
         The kept draws, [1, draw, m]. How often gradients were clipped is nan: that is
@@ -143,6 +144,7 @@ class _LatticeOfRound:
         gain = float(plan.gain[round_index])
         amplitude = gain * weight / weight.max()
         change = 2 * amplitude * self.half_change
+        # No norm: the sum arrives as a pair, and no signal is rounded to float32.
         return Lattice.fitted(
             deviation=plan.noise_power**0.5,
             change=change,

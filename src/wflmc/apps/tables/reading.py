@@ -86,8 +86,9 @@ def read_table(path: str | Path) -> DataFrame:
     Args:
         path: a text file with a header (.csv, .tsv, .txt; a tab, semicolon, bar or
             comma delimits columns, whichever the header has most; a space in a .txt
-            file whose header has none of these), .parquet, or .npz with X[N, d] and, if there are, y[N] and
-            devices[N], which become columns x0, x1, …, y and device.
+            file whose header has none of these), .parquet, or .npz with X[N, d] and, if
+            there are, y[N] and devices[N], which become columns x0, x1, …, y and
+            device.
 
     Returns:
         A pandas.DataFrame with one row for each record.

@@ -195,7 +195,7 @@ def release_scaling(
     Args:
         key: seeds the channel noise.
         rows: of all devices, [N, d], finite.
-        owner: the device of each row, 0 to K − 1, [N].
+        owner: the device of each row, 0 to K − 1, [N]; every device holds a row.
         terms: the promise, and the channel.
         ranges: the least and the largest value of every column, [d, 2], where that is
             public; nan where it is not.
@@ -374,7 +374,8 @@ def _find_ranges(
         release_channel: over which two histograms are sent.
         rows: of all devices, [N, d].
         owner: the device of each row, [N].
-        group: of each column, [d].
+        group: the index of each column's group, [d]; where the columns of a group are
+            alike, they get one range.
         budget_fraction: for each of the histograms.
     """
     magnitudes = _find_magnitudes(
@@ -396,12 +397,17 @@ def _find_ranges(
     )
     # Where counts say little, a wide range is the safer one.
     nonzero_shares = counts.shares[:, 1:]
-    window = _likeliest_windows(nonzero_shares, counts.noise_std, 2.0).window
+    window = _likeliest_windows(
+        nonzero_shares, counts.noise_std, width_power=2.0
+    ).window
     for columns in magnitudes.alike_columns:  # these are counted together
         pooled_shares = nonzero_shares[columns].mean(0, keepdims=True)
         pooled_noise = counts.noise_std / columns.size**0.5
-        window[columns] = _likeliest_windows(pooled_shares, pooled_noise, 0.0).window
+        window[columns] = _likeliest_windows(
+            pooled_shares, pooled_noise, width_power=0.0
+        ).window
     ranges = (2 * window / RANGE_PARTS - 1) * size[:, None]
+    # Both histograms have counted the zeros.
     zero_share = (magnitudes.zero_share + counts.shares[:, 0]) / 2
     is_often_zero = zero_share > MIN_ZERO_FRACTION
     ranges[is_often_zero, 0] = np.minimum(ranges[is_often_zero, 0], 0)
@@ -441,7 +447,9 @@ def _find_magnitudes(
         owner=owner,
         budget_fraction=budget_fraction,
     )
-    likeliest = _likeliest_windows(counts.shares[:, 1:], counts.noise_std, 0.0)
+    likeliest = _likeliest_windows(
+        counts.shares[:, 1:], counts.noise_std, width_power=0.0
+    )
     exponent = (EXPONENTS[likeliest.window[:, 1] - 1] + 1).astype(np.float64)
     is_sure = likeliest.evidence > MIN_EVIDENCE
     alike_columns = []
@@ -544,7 +552,8 @@ class _LikeliestWindows(NamedTuple):
 
     Args:
         window: the first kind, and the one behind the last, [d, 2].
-        evidence: the log-likelihood ratio over no values at all, [d].
+        evidence: the log-likelihood ratio over no values at all, [d], with what
+            `width_power` adds to it.
     """
 
     window: Indices
@@ -604,11 +613,13 @@ def _find_means(
     Args:
         release_channel: over which their sums are sent.
         rows: of all devices, [N, d].
-        owner: the device of each row, [N].
-        edges: where a group of columns begins, and the number of columns.
+        owner: the device of each row, [N]; every device holds a row.
+        edges: where each group of columns begins, and the number of columns at the end.
         budget_fraction: for this round.
     """
     columns = rows.shape[1]
+    # With this weight a row at the ends of all ranges has the norm 1.12 √d where there
+    # is one group: few rows are longer than `NORM_REACH` √d.
     weight = columns**0.5 / 2
     groups = [slice(first, end) for first, end in pairwise(edges)]
     squares = np.stack([(rows[:, group] ** 2).mean(1) for group in groups], axis=1)

@@ -482,6 +482,8 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
     sampler = Sampler(init="zero", start=facts.rounds_before)
+    # The initial W2² enters the bound, which is left out below; any number keeps it from
+    # being computed from the rows.
     spent = np.full(facts.devices, facts.spent)
     complete_plan = plan(
         posterior,
@@ -659,6 +661,7 @@ def _draw_classes(
     center = generator.standard_normal((classes, coordinates.shape[1]))
     center -= center.mean(0)
     mean_square = np.mean((center**2).sum(1))
+    # Of two centres, the root mean square over all pairs.
     distance = np.sqrt(2 * classes / (classes - 1) * mean_square)
     center -= shares @ center  # scaled features have a mean of zero
     # Among more classes, one is confused as rarely where they are further apart.
