@@ -98,13 +98,13 @@ def write_server_certificate(authority: Path, folder: Path, hosts: list[str]) ->
     authority_bytes = (authority / "ca.crt").read_bytes()
     issuer = x509.load_pem_x509_certificate(authority_bytes).subject
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    signer_key = signer.public_key()
+    authority_key = signer.public_key()
     extensions = {
         x509.BasicConstraints(ca=False, path_length=None): True,
         _key_usage("digital_signature"): True,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
         x509.SubjectAlternativeName(names): False,
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key): False,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key): False,
     }
     key = _write_key(folder / "server.key")
     certificate = _signed_certificate(

@@ -387,6 +387,7 @@ class Loopback:
         superlink = self.processes.pop(SUPERLINK_NAME, None)
         clients = list(self.processes.values())
         links = [] if superlink is None else [superlink]
+        # Listed now: children of a process that has ended can no longer be found.
         trees = [process for logged in (*clients, *links) for process in logged.tree()]
         try:
             # The ServerApp first: it would take leaving devices for absent ones. The

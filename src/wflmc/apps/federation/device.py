@@ -176,8 +176,9 @@ class Device:
     def _charge(self, request: RoundRequest, name: str) -> None:
         """Charge an answer, by what arrives of it as far as the device knows.
 
-        Another answer in the same round is refused where the channel adds the noise,
-        which may be the same again.
+        Where the channel adds the noise, the ledger has a name for it, and refuses
+        another answer in the same round: its noise may be the same again. Noise of the
+        device itself is new in every answer, and has no name.
         """
         if self.ledger is None:
             return
@@ -336,8 +337,8 @@ def _clipping_thresholds(posterior: Posterior, terms: Terms) -> _ClippingThresho
     """Return the thresholds of the terms, divided by 1 + e of the rounding errors.
 
     The e is the larger of that in the terms, and that of this device's own data. It is
-    relative to the sensitivity, as in `Plan.rounding`: rounding may add the same to the
-    change between neighbours that are half as far apart.
+    relative to the change that is hidden, as in `Plan.rounding`: where neighbours
+    differ by less than 2 min(c, ℓ), what rounding adds is a larger part of it.
     """
     clip = np.array([terms.clip])
     example_clip = np.array([terms.example_clip])

@@ -358,7 +358,11 @@ def _open(
     options: FederationOptions,
     identity: AboutFile,
 ) -> Server:
-    """Open the server of the federation in a run folder, with its ledger."""
+    """Open the server of the federation in a run folder, with its ledger.
+
+    What a call that was stopped has not written yet is written now: the files of real
+    devices' machines, and what the ledger has to hold before the first round.
+    """
     federation = folder / FEDERATION
     job = Job.load(federation / SERVER)
     if options.prepare and not (federation / COMMANDS_FILE).exists():

@@ -505,11 +505,11 @@ def federated_plan(
 ) -> Plan:
     """Plan a scenario so that its budgets suffice for what a federation costs.
 
-    A round of a plan costs 2 (α r s)²/N0, with the sensitivity s, for one chain of which
-    only the sum is seen.
-    Chains that are all released cost that each. Where devices add the noise, the server
-    sees messages one by one, each hidden by its own part of the noise alone, and a
-    round costs as many times more as there are parts in N0.
+    A round of a plan costs 2 (α r s)²/N0, with the sensitivity s, for one chain of
+    which only the sum is seen. Chains that are all released cost that each. Where
+    devices add the noise, the server sees messages one by one, each hidden by its own
+    part of the noise alone, and a round costs as many times more as there are parts in
+    N0.
 
     Args:
         scenario: what is planned.

@@ -582,12 +582,20 @@ def _may_have_left_a_draw(server: Server) -> bool:
     return server_draws_noise and _unfinished_file(server).exists()
 
 
-def _lost_reception(job: Job, senders: NDArray[np.bool_], reason: str) -> Reception:
-    """Return the reception of a round in which no signal counts."""
+def _lost_reception(
+    job: Job, lost_devices: NDArray[np.bool_], reason: str
+) -> Reception:
+    """Return the reception of a round in which no signal counts.
+
+    Args:
+        job: what is run.
+        lost_devices: those whose signals do not count; the log has them as absent, [K].
+        reason: why, for the log.
+    """
     return Reception(
         total=np.zeros((job.chains, job.plan.dim)),
         sent=np.zeros(job.plan.devices, np.bool_),
-        absent={int(device): reason for device in np.flatnonzero(senders)},
+        absent={int(device): reason for device in np.flatnonzero(lost_devices)},
     )
 
 
