@@ -224,7 +224,10 @@ def constants_of(document: PlanFile | Mapping[str, object]) -> Start:
 
 
 def _plan_numbers(constants: Constants, scenario: Scenario) -> dict[str, float]:
-    """Return the constants of a plan that are controls."""
+    """Return the constants of a plan that are controls.
+
+    An initial W2² that is not known, or zero, starts at m.
+    """
     step_size = constants.step_size
     if scenario.sampler.dynamics == "kinetic":
         step_size = PAPER_STEP_FACTOR / (constants.mu + constants.L)

@@ -129,7 +129,7 @@ def plan_figure(plan: Plan) -> Figure:
     )
     panels = _signal_panels(plan, x)
     panels += _noise_and_losses(plan, x)
-    panels += _participation_panels(plan, x)
+    panels += _participation_and_step_panels(plan, x)
     return Figure(
         panels,
         axis,
@@ -181,8 +181,16 @@ def _signal_panels(plan: Plan, x: Values) -> list[Panel]:
     return panels
 
 
-def _participation_panels(plan: Plan, x: Values) -> list[Panel]:
-    """Return active devices; thresholds and step sizes where they say anything."""
+def _participation_and_step_panels(plan: Plan, x: Values) -> list[Panel]:
+    """Return active devices, the threshold and the step size of every round.
+
+    The threshold is shown where devices stay silent by one: it is 0 where all transmit,
+    and nan without a common one. The step size is shown where it changes.
+
+    Args:
+        plan: whose rounds are shown.
+        x: the numbers of the rounds, [S].
+    """
     axis = Axis(range=(0, 1.08 * plan.devices))
     title = f"active devices, of {plan.devices}"
     panels = [_step_panel(x, plan.active_devices, "active devices", axis, title)]

@@ -199,6 +199,7 @@ def scenario_section(run: Run) -> Markup:
     data_name = DATA_NAMES.get(data, PurePath(data).name)
     device_sizes = [] if run.posterior is None else run.posterior.sizes.tolist()
     class_names = [str(name) for name in run.plan.classes or []]
+    # The default link has no impairments, and so nothing to say of an ideal one.
     link = type(scenario.link)() if run.ideal else scenario.link
     gains_file = split_variable(scenario.link.gains).path
     privacy = scenario.privacy

@@ -240,7 +240,10 @@ def study_figure(name: str, tables: Tables, subtitle: str = "") -> Figure:
 
 
 def _league_parts(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows that the league's picture shows, by the start of their title."""
+    """Return the rows that the league's picture shows, by the start of their title.
+
+    Schemes of the league's tables are called `DATA, SCHEME`.
+    """
     parts: dict[str, list[Row]] = {}
     for row in rows:
         data, _, scheme = row.scheme.partition(", ")
@@ -567,6 +570,7 @@ def _further_cell(
 ) -> FurtherCell:
     """Return the number of a scheme at one x; None where the table has none."""
     key = f"{name}.{scheme}.{x:g}"
+    # Of several rows for one point the last counts.
     for row in reversed(table):
         if row.scheme == scheme and row.x == x:
             return FurtherCell(key, row.y, uncertainty(row))

@@ -102,10 +102,10 @@ def all_verdicts(run: Run) -> list[Verdict]:
         The verdicts, the worst first; without those that nothing is known for.
     """
     likeness = resembles(run)
-    first = [distance(run), converged(run)]
+    overrulable = [distance(run), converged(run)]
     if likeness is not None and likeness.mark == "bad":
-        first = [_overruled(verdict) for verdict in first]
-    optional = (*first, likeness, clipped(run), privacy(run))
+        overrulable = [_overruled(verdict) for verdict in overrulable]
+    optional = (*overrulable, likeness, clipped(run), privacy(run))
     verdicts = [verdict for verdict in optional if verdict is not None]
     order = list(MARKS)
     return sorted(verdicts, key=lambda verdict: order.index(verdict.mark))
@@ -312,6 +312,7 @@ def _measured(run: Run) -> MeasuredDistance | None:
     if estimate.worst:
         relative_error = (estimate.worst_se or 0.0) / estimate.worst
     chains = run.scenario.sampler.chains
+    # The floor of a single round: with one draw per chain the step size is irrelevant.
     floor, floor_error = floor_w2_sq(posterior.exact, 1.0, chains, 1)
     return MeasuredDistance(
         mean, relative_error * mean, floor, floor_error * REPLICAS**0.5
