@@ -252,21 +252,26 @@ class CoveragePart(Document):
 
 
 class LedgerPart(Document):
-    """`ledger` of summary.json."""
+    """`ledger` of summary.json, which counts earlier runs in the ledger as well."""
 
     file: str
+    """Relative to the run folder where it is in it."""
     rounds: int
     chain: str
+    """The hash of the last line, which stands for all lines up to it."""
     spent: list[float]
+    """Privacy loss of every device, [K]."""
     share_of_budget: float | None
+    """The largest fraction of a device's budget; None where no budget is finite."""
 
 
 class Federation(Document):
     """How the rounds went, where devices were a federation's."""
 
     noise: str
+    """Who added it: channel, devices or simulated."""
     secure_aggregation: Literal[False] = False
-    """Earlier versions had it, and their ε was that of masked sums."""
+    """A file in which it is true is refused: its ε would be that of masked sums."""
     tolerate: int = 0
     releases: int = 1
     """Chains of the same real devices that are published: losses are those of all."""
@@ -274,7 +279,9 @@ class Federation(Document):
     """Whether devices brought their own data, so that there is no posterior to compare
     with."""
     asked: list[int]
+    """Devices that every round asked for their gradient."""
     sent: list[int]
+    """Devices that transmitted in every round."""
     absences: int
     empty_rounds: int = 0
     """Rounds in which no device transmitted."""
@@ -679,7 +686,7 @@ def summary_document(
     Args:
         evaluation: of the trace.
         plan: the content of plan.json.
-        notices: of the plan, those that every run has last.
+        notices: of the plan, and after them those of every run, such as `SIMULATED`.
         ledger: as `ledger_document` returns it.
         seconds: that the run took.
 

@@ -106,13 +106,14 @@ class RunResult(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """The arguments of `wflmc run`."""
+    """The arguments of `wflmc run`; None where one was not given."""
 
     scenario: str | None
     plan: str | None
     out: str | None
     overrides: list[str] | None
     memory: float | None
+    """Bytes for chains and gradients."""
     ledger: str | None
     resume: str | None
     more: int | None
@@ -126,6 +127,8 @@ class RunSettings(Document):
     """Rounds that an earlier run in this folder has finished."""
     memory: float | None = None
     ledger: str | None = None
+    """Its name where it is in the run folder, so that the folder can be moved, else its
+    path; None where there is none, as nothing is clipped."""
     asked: str = ""
     """The scenario as the user wrote it, before anything in it was settled."""
     keep_burn_in: bool = False
@@ -349,8 +352,9 @@ def _task_of_plan(
         raise conflict("--set", override, "with --plan, which is already made")
     loaded = open_plan(path)
     key = _new_key(loaded.scenario)
-    largest_release = loaded.inputs.spent * SAME
-    counts_ledger = np.any(loaded.plan.ledger > largest_release)
+    # Beyond the release that whitens, losses before the plan are those of a ledger.
+    release_loss = loaded.inputs.spent * SAME
+    counts_ledger = np.any(loaded.plan.ledger > release_loss)
     if counts_ledger and request.ledger is None:
         reason = "with a plan that was made from what a ledger leaves"
         raise missing("--ledger", reason)
@@ -364,7 +368,7 @@ def _task_of(
     folder: Path | None,
     notify: Notify,
 ) -> RunTask:
-    """Return what is to be run in a folder, which must not hold what forbids it."""
+    """Return a new run of a plan; refuse a folder that must not take it."""
     scenario = planned.scenario
     path = None if request.ledger is None else Path(request.ledger).resolve()
     if path is None and folder is not None and planned.plan.clips:
@@ -408,6 +412,12 @@ def _refuse_folder(
     """Refuse a folder whose draws or noise must not be mixed with this run's.
 
     The ledger of another run in it is renamed.
+
+    Args:
+        folder: that the run would write to.
+        task: the run.
+        uses_folder_ledger: whether its ledger is that of the folder, not of --ledger.
+        notify: receives a sentence where a ledger is renamed.
     """
     if _is_finished_in_secret(folder):
         raise InputError(
@@ -542,7 +552,12 @@ def _read_settings(folder: Path) -> RunSettings | None:
 
 
 def _is_stopped_here(folder: Path, scenario: Scenario, request: RunRequest) -> bool:
-    """Return whether the run that was stopped in a folder is the requested one."""
+    """Return whether the run that was stopped in a folder is the requested one.
+
+    The scenarios are compared as they were before anything in them was settled; memory,
+    ledger and the rounds that are kept have to be the same as well. A run without a
+    ledger, which clips nothing, goes with any.
+    """
     settings = _read_settings(folder)
     if settings is None or settings.asked != to_toml(scenario):
         return False
@@ -550,8 +565,9 @@ def _is_stopped_here(folder: Path, scenario: Scenario, request: RunRequest) -> b
     if request.ledger is not None:
         ledger = str(Path(request.ledger).resolve())
     same_memory = request.memory in (None, settings.memory)
-    same_draws = settings.keep_burn_in == bool(request.keep_burn_in)
-    return same_memory and same_draws and settings.ledger in (None, ledger)
+    same_kept_rounds = settings.keep_burn_in == bool(request.keep_burn_in)
+    same_ledger = settings.ledger in (None, ledger)
+    return same_memory and same_kept_rounds and same_ledger
 
 
 def _stopped_task(folder: Path, memory: float | None) -> RunTask:
@@ -682,10 +698,10 @@ def sample_chains(
         scenario: sets the number of chains, and what is recorded of them.
         inputs: of the scenario.
         plan: of all chains.
-        scratch: a folder for draws that would fill most of the memory, unless there is
-            a checkpoint, which has them.
+        scratch: a folder for draws that would fill more than half of the memory, unless
+            there is a checkpoint, which has them.
         execution: without a file for draws, which is chosen here.
-        keep_burn_in: as of `sample`, and the arguments after it.
+        keep_burn_in: whether the draws of burn-in are kept as well.
         initial: where chains start.
         ledger: that is charged.
         transcript: whether the trace has a transcript.
@@ -819,7 +835,8 @@ def _stored_trace(task: RunTask) -> Trace:
     theta = theta[:, :draws]
     clip_rate = clip_rate[:, :draws]
     velocity = stored.velocity
-    if task.resumed and velocity is not None:  # and their velocities
+    if task.resumed and velocity is not None:
+        # So it may have replaced the velocities after the earlier rounds.
         velocity = read_array(
             task.folder / CHECKPOINT / VELOCITY,
             key="--resume",
@@ -829,6 +846,7 @@ def _stored_trace(task: RunTask) -> Trace:
         raise mismatch
     if (velocity is None) == plan.dynamics.has_velocity:
         raise mismatch
+    # The files have the rates of burn-in only where it was kept, but always their mean.
     mean_clip_rate = _read_summary(task.folder).clip_rate.burn_in or 0.0
     return Trace(
         theta=theta,

@@ -65,7 +65,8 @@ def write_run(
 ) -> list[Path]:
     """Write the files of a run.
 
-    All of them are on the disk before the first takes its place. The key of a secret
+    Plan, texts and trace are written before the first of them takes its place, so that
+    a disk which is too full for them leaves the folder as it was. The key of a secret
     seed is left out of the trace.
 
     Args:
@@ -90,6 +91,8 @@ def write_run(
     else:
         attributes["seed"] = scenario.sampler.seed
     with ExitStack() as stack:
+        # The stack renames in reverse. After a crash in between, digests.json is still
+        # that of earlier files, and `read_run` refuses the new ones.
         digests = stack.enter_context(replacing(folder / DIGESTS))
         hashes = _write_plan_and_texts(stack, folder, plan, texts)
         trace_path = folder / "trace.nc"
@@ -175,10 +178,12 @@ def _write_plan_and_texts(
 
 
 def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | None:
-    """Return `ledger` of summary.json: its file, and what it counts.
+    """Return `ledger` of summary.json: its file, and all that the ledger counts.
 
+    `rounds` and `spent` count every run in the ledger, those before this one included.
     `chain` is the hash of the last line, which depends on all lines before it, so that
-    a ledger that lost rounds is recognised.
+    `_read_ledger` recognises a ledger that lost rounds. The keys are those of
+    `LedgerPart`.
 
     Args:
         ledger: that was charged; None where there is none.
@@ -214,7 +219,7 @@ class Draws(NamedTuple):
     every: int
     """The step between draws that were read: 1 where all of them were."""
     early: NDArray[np.float64] | None = None
-    """[chain, round, m] of burn-in, where it was kept."""
+    """[chain, round, m] of burn-in, where it was kept, thinned by the same step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +349,11 @@ def _sha256(path: Path) -> str:
 
 
 def _check_digests(folder: Path, stopped: bool) -> None:
-    """Refuse a file that is not as the run wrote it."""
+    """Refuse a file that is not as the run wrote it.
+
+    Files that are missing pass, and so does a folder without digests.json, as that of a
+    run that was stopped.
+    """
     if not (folder / DIGESTS).exists():
         return
     with _reading(folder / DIGESTS):
@@ -359,7 +368,10 @@ def _check_digests(folder: Path, stopped: bool) -> None:
 
 
 def _read_scenario(folder: Path, plan: PlanFile) -> tuple[Scenario, str | None]:
-    """Return the resolved scenario and its text; from the plan without a file."""
+    """Return the resolved scenario, and the text of scenario.toml.
+
+    Where that file is missing, the scenario is that of plan.json, and there is no text.
+    """
     path = folder / "scenario.toml"
     if path.exists():
         with _reading(path):
@@ -386,7 +398,10 @@ def _rebuild(
 
 
 def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
-    """Return the draws of trace.nc, thinned to `TRACE_BYTES`; None without any."""
+    """Return the draws of trace.nc, thinned to `TRACE_BYTES`.
+
+    None where the file is missing, and for a run that kept predictions alone.
+    """
     import h5netcdf
 
     if not path.exists():
@@ -397,7 +412,8 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
         theta = file["posterior/theta"]
         chains, draws, dim = theta.shape
         samples = plan.constants.samples
-        draws = min(draws, samples)  # a crash may have left more
+        # A crash while rounds were added may have left more.
+        draws = min(draws, samples)
         if (draws, dim) != (samples, plan.constants.dim):
             raise ValueError("its samples are not those of plan.json")
         trace_bytes = FLOAT32_BYTES * chains * draws * dim
@@ -414,7 +430,10 @@ def _read_draws(path: Path, plan: PlanFile) -> Draws | None:
 def _read_ledger(
     folder: Path, summary: SummaryFile | None, scenario: Scenario
 ) -> Ledger | None:
-    """Return the ledger, every line of it verified; the run has to be in it."""
+    """Return the ledger, every line of it verified; None where its file is missing.
+
+    The last line that summary.json has noted (`ledger_document`) must be in it.
+    """
     part = None if summary is None else summary.ledger
     path = folder / ("ledger.jsonl" if part is None else part.file)
     if not path.is_file():

@@ -146,8 +146,7 @@ def settle_burn_in(scenario: Scenario, inputs: Inputs) -> Scenario:
     """Replace burn_in = "auto" by the rounds in which a pilot forgets its start.
 
     The pilot runs without channel noise, on the scenario's data on this machine, and
-    sends nothing. Its noise
-    protects nobody, so that a secret seed is replaced by 0.
+    sends nothing. Its noise protects nobody, so that a secret seed is replaced by 0.
 
     Args:
         scenario: as written.
@@ -207,6 +206,7 @@ def plan_inputs(
 
     The scenario may have been edited together with its plan.json, and data may have
     changed; so shapes, constants and the privacy promise are compared with the plan.
+    `read_plan_file` has compared the plan with plan.json before.
 
     Args:
         plan: the plan, whose shape and constants the data have to have.
@@ -225,7 +225,7 @@ def plan_inputs(
     inputs = _rebuild_inputs(document, key=key, view=view, option=option)
     policy = policy_named(validate(document.scenario, f"{option}: ").policy.power)
     _check_data(plan, inputs, view, option)
-    _check_promise(plan, inputs, policy=policy, view=view, option=option)
+    _check_scenario_promise(plan, inputs, policy=policy, view=view, option=option)
     return inputs
 
 
@@ -233,7 +233,8 @@ def plan_again(path: str | Path, option: str = "--plan") -> LoadedPlan:
     """Plan the scenario in a plan.json that has no plan.npz beside it.
 
     This is what `wflmc plan --json > plan.json` leaves. The result has to be the plan
-    that the file describes: rounds and constants equal to 1e-9.
+    that the file describes: `VIEWED_ROUNDS`, `VIEWED_CONSTANTS` and the smallest budget
+    are compared, to 1e-9.
 
     Args:
         path: of the file.
@@ -373,15 +374,19 @@ def _same_value(first: object, second: object) -> bool:
 def _rebuild_inputs(
     document: PlanFile, *, key: jax.Array | None, view: Path, option: str
 ) -> Inputs:
-    """Return posterior, link and privacy of a plan's scenario."""
+    """Return posterior, link and privacy of a plan's scenario.
+
+    Refused are files whose hash plan.json has and that have changed since, and
+    scenarios whose whitening release cannot be made again, as its key is gone.
+    """
     scenario = validate(document.scenario, f"{option}: ")
     digests = file_digests(scenario, {*PUBLIC_FILES, *document.files})
     for name, digest in digests.items():
         if document.files.get(name) != digest:
             requirement = "the file that the plan was made with; it has changed since"
             raise InputError(f"{option}: {name}", str(view), requirement)
-    whitened = scenario.posterior.preconditioner == "private-whiten"
-    if key is None and scenario.sampler.seed == "secret" and whitened:
+    has_release = scenario.posterior.preconditioner == "private-whiten"
+    if key is None and scenario.sampler.seed == "secret" and has_release:
         raise InputError(
             f"{option}: sampler.seed",
             "secret",
@@ -389,7 +394,8 @@ def _rebuild_inputs(
             "and the release with it",
         )
     inputs = build(scenario, key)
-    # The scenario no longer shows what was settled in the plan.
+    # The scenario in plan.json no longer shows what was settled when the plan was made,
+    # such as burn_in = "auto", which is a number there.
     rebuilt_names = {item.name for item in inputs.not_covered}
     not_covered = list(inputs.not_covered)
     for item in document.not_covered:
@@ -400,6 +406,8 @@ def _rebuild_inputs(
 
 def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
     """Refuse a plan for data of another shape, or with other constants.
+
+    Constants may differ by 1e-9, as processors round differently.
 
     Args:
         plan: that was loaded.
@@ -417,7 +425,9 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
             "a plan for data of the same numbers of devices, parameters and examples",
         )
     constants = {"mu": posterior.mu, "L": posterior.L}
-    if posterior.curvature_is_loose:  # plans may then have a smaller L
+    if posterior.curvature_is_loose:
+        # With steps above 2/L, such a plan is made with a smaller L (`Curvature` in
+        # `planning.build`).
         del constants["L"]
     for name, value in constants.items():
         planned = getattr(plan, name)
@@ -427,10 +437,14 @@ def _check_data(plan: Plan, inputs: Inputs, view: Path, option: str) -> None:
             raise InputError(key, planned, requirement)
 
 
-def _check_promise(
+def _check_scenario_promise(
     plan: Plan, inputs: Inputs, *, policy: PowerPolicy, view: Path, option: str
 ) -> None:
     """Refuse a plan that does not keep the promise of its scenario.
+
+    The scenario may have been edited together with its plan.json, so what protects
+    devices is compared with the plan: the promise, the noise power, whether budgets are
+    kept, the loss that is counted for the whitening release, and the sum of losses.
 
     Args:
         plan: that was loaded.
@@ -440,14 +454,14 @@ def _check_promise(
         option: that names the file, for errors.
     """
     same_noise = plan.noise_power == inputs.link.noise_power
-    same_policy = plan.enforced == policy.private
+    agree_on_budgets = plan.enforced == policy.private
     forgets_release = np.any(plan.ledger < inputs.spent / SAME)
     overspends = False
     if plan.enforced and plan.clips:
         budget = plan.privacy.budget(plan.devices)
         overspends = bool(np.any(plan.spent + plan.ledger > budget * SAME))
     requirement = ""
-    if not (same_noise and same_policy and _same_promise(plan, inputs)):
+    if not (same_noise and agree_on_budgets and _same_promise(plan, inputs)):
         requirement = (
             "a plan for the promise, the policy and the noise power of its scenario"
         )
@@ -460,14 +474,15 @@ def _check_promise(
 
 
 def _same_promise(plan: Plan, inputs: Inputs) -> bool:
-    """Return whether a plan keeps the promise of a scenario."""
+    """Return whether a plan was made for the promise of its scenario."""
     promise = inputs.privacy
     planned = plan.privacy
     for name in ("accountant", "unit", "adjacency"):
         if getattr(promise, name) != getattr(planned, name):
             return False
     numbers = ["epsilon", "delta", "clip"]
-    if promise.example_clip is not None:  # else the planner may have chosen one
+    if promise.example_clip is not None:
+        # Without one in the scenario, the planner may have chosen it.
         numbers.append("example_clip")
     for name in numbers:
         promised_values = _as_array(getattr(promise, name))
@@ -478,7 +493,7 @@ def _same_promise(plan: Plan, inputs: Inputs) -> bool:
 
 
 def _as_array(value: ArrayLike | None) -> Array:
-    """Return one or several numbers of a promise, none for None."""
+    """Return one or several numbers of a promise as an array, empty for None."""
     return np.zeros(0) if value is None else np.asarray(value, dtype=float)
 
 
@@ -554,18 +569,20 @@ def extend_plan(
     """Return scenario and plan with more rounds, from what is left of every budget.
 
     The added rounds alone are planned, from where the last one left the chains, and
-    joined with the plan as it is. They all are kept, and their step size is that of the
-    last round.
+    joined with the plan as it is. None of them is burn-in, and their step size is that
+    of the last round.
 
     Args:
         scenario: of the plan.
         inputs: of the scenario.
         plan: of the rounds that were run.
         more: number of rounds to add after the last.
-        spent: by every device, [K], the plan's own rounds included.
+        spent: by every device, [K], the plan's own rounds and all others in the ledger
+            included. Less than what the plan itself counts is taken for that.
 
     Returns:
-        The joined plan, and the scenario with its number of samples and step sizes.
+        The joined plan, whose `ledger` has what was spent outside of it, and the
+        scenario with its number of samples and step sizes.
 
     Raises:
         InputError: nothing is left to spend.

@@ -62,7 +62,7 @@ class PointTask(NamedTuple):
 
     @property
     def identity(self) -> JsonObject:
-        """Return the same as plain values, by which finished points are recognised.
+        """Return the task as plain values, by which finished points are recognised.
 
         Files count by their content and not by their paths: a study that was copied to
         another folder or machine continues there.

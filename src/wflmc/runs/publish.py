@@ -31,7 +31,7 @@ NEEDS_FILE = {
 }
 """Kinds that need --features, and what the file has."""
 ROUNDING = 1e-6
-"""Relative, of sums of losses."""
+"""Relative error up to which a sum of losses may exceed a budget."""
 
 
 class Publication(NamedTuple):
@@ -101,7 +101,7 @@ def publish_run(
     """
     _check_arguments(kind, features, out)
     finished = _read_finished(run)
-    _check_promise(finished, chains)
+    _check_epsilon_holds(finished, chains)
     if finished.not_covered and not accept:
         names = ", ".join(item.name for item in finished.not_covered)
         raise InputError(
@@ -179,8 +179,11 @@ def _read_finished(run: Path) -> FinishedRun:
     return FinishedRun(run, plan, scenario, not_covered)
 
 
-def _check_promise(finished: FinishedRun, chains: int) -> None:
-    """Refuse a run of which no finite ε is true, or not the promised one."""
+def _check_epsilon_holds(finished: FinishedRun, chains: int) -> None:
+    """Refuse a run of which no finite ε is true, or not the promised one.
+
+    More chains than one are refused as well: their losses add up.
+    """
     run = str(finished.folder)
     promise = build_privacy(finished.scenario)
     power = finished.scenario.policy.power
@@ -224,7 +227,7 @@ def _publication(
         return _recorded_moments(finished.folder, kind)
     if kind == "noise-aware" and features is not None:
         return _draws(_noise_aware(finished.folder, features))
-    theta = _first_chain(finished.folder, finished.plan)
+    theta = _first_chain_draws(finished.folder, finished.plan)
     if kind == "moments":
         return _moments(theta)
     if kind == "predictions" and features is not None:
@@ -232,13 +235,17 @@ def _publication(
     return _draws(theta)
 
 
-def _first_chain(run: Path, plan: PlanFile) -> NDArray[np.float32]:
-    """Return theta[draw, m] of the first chain."""
-    return _first_of(run, "posterior/theta")[: plan.constants.samples]
+def _first_chain_draws(run: Path, plan: PlanFile) -> NDArray[np.float32]:
+    """Return theta[draw, m] of the first chain.
+
+    A crash while rounds were added may have left more draws than plan.json has.
+    """
+    theta = _read_of_first_chain(run, "posterior/theta")
+    return theta[: plan.constants.samples]
 
 
-def _first_of(run: Path, name: str) -> NDArray[np.float32]:
-    """Return what trace.nc has of the first chain."""
+def _read_of_first_chain(run: Path, name: str) -> NDArray[np.float32]:
+    """Return what a variable of trace.nc, whose first axis is the chain, has of it."""
     import h5netcdf
 
     path = run / "trace.nc"
@@ -250,7 +257,11 @@ def _first_of(run: Path, name: str) -> NDArray[np.float32]:
 
 
 def _recorded_moments(run: Path, kind: str) -> Publication:
-    """Return what may be published of a run that kept no draws."""
+    """Return the moments of a run that kept predictions instead of draws.
+
+    They are the mean and the variance of every parameter; nothing else of the chain was
+    recorded that could be published.
+    """
     if kind != "moments":
         raise InputError(
             "--what",
@@ -259,7 +270,7 @@ def _recorded_moments(run: Path, kind: str) -> Publication:
         )
     variables: dict[str, Variable] = {}
     for name in ("mean", "variance"):
-        values = _first_of(run, f"posterior/{name}")
+        values = _read_of_first_chain(run, f"posterior/{name}")
         variables[name] = (("parameter",), values)
     return Publication("moments", variables)
 
@@ -296,7 +307,10 @@ def _noise_aware(run: Path, moments_path: Path) -> NDArray[np.float32]:
 
 
 def _first_transcript(run: Path, plan: Plan) -> Trace:
-    """Return the first chain of trace.nc with its transcript, without clip rates."""
+    """Return the first chain of trace.nc with its transcript, [round, chain, m].
+
+    Clip rates, which `noise_aware` does not use, are not read: they are zeros here.
+    """
     import h5netcdf
 
     with h5netcdf.File(run / "trace.nc") as file:
@@ -344,13 +358,15 @@ def _predictions(
 ) -> Publication:
     """Return mean predictions of draws[draw, m] for the public rows of a file."""
     class_names = finished.plan.classes
-    classes = len(class_names or [0])
+    # A regression has the parameters of one class.
+    classes = 1 if class_names is None else len(class_names)
     adds_ones = finished.scenario.posterior.adds_ones
     rows = _read_rows(features, adds_ones, theta.shape[1] // classes)
     variables: dict[str, Variable] = {}
     if class_names is None:
         by_draw = rows @ theta.T.astype(float)
-        # The variance is that of the noise, and of what the draws disagree in.
+        # In the model the noise of a target has variance 1. The rest is the variance
+        # of the mean over draws.
         variance = 1 + by_draw.var(1)
         variables["mean"] = (("observation",), by_draw.mean(1))
         variables["variance"] = (("observation",), variance)
