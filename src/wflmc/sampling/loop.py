@@ -4,15 +4,15 @@ What differs between them are four parameters:
 
 - the *transport* brings to the server what devices transmit: a local superposition, as
   part of the compiled round, or an exchange of messages with who has answered;
-- the *charge* pays for it;
+- the *charge* pays for it (`run_rounds` says why this is before anything is revealed);
 - the *advance* draws the noise (`wflmc.sampling.noise`) and updates the chains by a
   kernel: a compiled block of rounds (`wflmc.sampling.simulation`), or one round on the
   host (`HostRound`);
 - *keep* stores and reports what has to stay.
 
-Their order is the same everywhere, and it is what privacy rests on: nothing is drawn
-before it is paid for, nothing is kept that is not finite, and no block begins before
-the one before it is kept.
+Their order is the same everywhere, and it is what privacy rests on: the advance draws
+no noise for a signal that is not paid for, nothing is kept that is not finite, and no
+block begins before the one before it is kept.
 """
 
 from collections.abc import Callable, Iterable
@@ -66,15 +66,28 @@ def run_rounds(
     advance: Callable[[slice, StateT, SignalT], tuple[StateT, InfoT]],
     keep: Callable[[slice, StateT, InfoT], None],
 ) -> StateT:
-    """Run blocks of rounds one after the other.
+    """Run blocks of rounds one after the other: transport, charge, advance, keep.
+
+    The transport is called before the charge, and yet nothing is sent unpaid:
+
+    - In simulations it does nothing (`superpose_locally`). The signal is computed and
+      its noise is drawn in the advance, after the charge.
+    - A protected fit computes the sum in it, which nobody sees before the advance adds
+      noise, and has paid for all rounds before the loop
+      (`wflmc.apps.tables.protected.protected_chain`).
+    - In a federation it exchanges messages. Each device pays from its own ledger before
+      its signal leaves it (`wflmc.apps.federation.device.Device.answer`). The charge
+      here is that of the server's ledger, which needs to know who has sent; it comes
+      before any noise that the server draws, and before anything of the round is
+      stored.
 
     Args:
         state: of all chains before the first block.
         blocks: successive rounds, each as a slice of the plan's.
         transport: from a block and the state to what reaches the server, without the
             noise that the server or the channel adds.
-        charge: pays for a block, by what was transmitted; raises where a budget does
-            not suffice.
+        charge: pays for a block, by what has reached the server; raises where a budget
+            does not suffice, before the advance.
         advance: from a block, the state and the signal to the state after the block,
             and what is reported of it.
         keep: stores what has to stay of a block, and reports progress.
