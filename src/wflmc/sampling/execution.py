@@ -41,7 +41,7 @@ class Execution:
             GiB); less means smaller chunks, and changes results by float rounding
             alone. The draws themselves come on top, unless they are stored.
         store: a file that the draws go to block by block, for traces larger than
-            memory; the trace reads from it.
+            memory; the trace reads from it. Not used where there is a checkpoint.
         checkpoint: a folder that progress and draws are kept in; a call with the same
             arguments continues from there, and ends with the same draws as one that
             was never stopped.

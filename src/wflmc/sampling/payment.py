@@ -124,15 +124,17 @@ def open_account(
         run: the name of the run.
         key: of the noise.
         posterior: whose data the ledger is about.
-        plans: the plan; several are refused.
+        plans: the plan, which has to clip; several are refused.
         transmitted: rounds of this run that were transmitted before.
 
     Returns:
         A function of a block of rounds, to be called before these are transmitted.
+        Rounds that were charged before, in this call or in another one, cost nothing.
 
     Raises:
-        InputError: if the ledger is about other devices or data, or another unit or
-            adjacency, or lacks rounds that were transmitted.
+        InputError: if there are several plans, or one that does not clip; if the ledger
+            is about other devices or data, or another unit or adjacency, or lacks
+            rounds that were transmitted.
         OverspendError: if the ledger does not leave enough for the plan.
     """
     if not isinstance(ledger, Ledger):

@@ -192,15 +192,18 @@ def sample(  # noqa: PLR0913
         initial: the parameters that chains are at, [chain, m], for a plan that
             continues others; drawn by default. With kinetic dynamics a `Start` may
             have velocities as well (`Trace.velocity`); else these are drawn.
-        ledger: charged for every round before it is transmitted. A round that would
-            take a device beyond its budget is refused before anything is transmitted,
-            with or without a ledger.
-        transcript: keep what the server has received in every round and where, as
-            `Trace.transcript`.
+        ledger: charged for every round before it is transmitted; rounds that the same
+            run was charged for before cost nothing again. Only for a single plan, which
+            must clip. With or without a ledger, a plan that clips and would take a
+            device beyond its budget is refused before anything is transmitted, unless
+            its policy ignores budgets (`Plan.enforced`).
+        transcript: keep what the server has received, and where gradients were taken,
+            as `Trace.transcript`; rounds are merged where memory is short.
         predictions: features u[n, d]: of every chain only the mean prediction at these
             is kept, with mean and variance of the parameters (`Trace.predictions`), and
             `Trace.theta` is that mean. For softmax regressions with too many parameters
-            to keep every draw.
+            to keep every draw. Not together with `keep_burn_in` or `Execution.store`,
+            which are about draws.
         execution: memory, files, accelerators, and a callback for progress.
 
     Returns:
@@ -210,7 +213,8 @@ def sample(  # noqa: PLR0913
     Raises:
         InputError: if an argument is not as described, or a checkpoint is of another
             run.
-        OverspendError: if a device would be taken beyond its budget.
+        OverspendError: if a device would be taken beyond its budget, as said under
+            `ledger`, or beyond what the ledger has left.
         SamplingError: if a chain becomes infinite or nan.
     """
     check_execution(execution)
@@ -267,6 +271,7 @@ def _run_request(
     saved = Progress() if checkpoint is None else checkpoint.load()
     account = None
     if ledger is not None:
+        # The first chunk of chains has been through all rounds if a later one has begun.
         transmitted = request.rounds if saved.first_chain else saved.rounds
         account = open_account(
             ledger,
@@ -536,6 +541,8 @@ def _run_chunks(
     )
 
     def charge(block: slice, signal: None) -> None:
+        # Only the first chunk pays: chains are replicas of one experiment, and the
+        # ledger charges a round of a run once.
         if account is not None:
             account(block)
 
