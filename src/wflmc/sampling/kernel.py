@@ -75,7 +75,8 @@ class State(NamedTuple):
 
 
 CHAIN_AXES = State(0, None, 0)  # type: ignore[arg-type]
-"""Axes of the states of many chains, [chain, m] each, for `jax.vmap`."""
+"""Axes of the states of many chains, for `jax.vmap`: position and velocity are
+[chain, m], and all chains share the index of the round."""
 
 
 class Info(NamedTuple):
@@ -476,7 +477,9 @@ def kernel(posterior: Posterior, plan: Plan) -> Kernel:
     `init(key)` draws a start from what the plan names as the initial law, and
     `step(key, state)` runs the round with the index `state.round`, which it increases.
     Both are pure, so that `jax.jit`, `jax.vmap` and `jax.lax.scan` apply to them. No
-    budget is checked and no ledger is charged: that is the caller's part.
+    budget is checked and no ledger is charged: that is the caller's part. So is
+    stopping after `len(plan.rounds)` rounds: further steps would silently run the last
+    round again, as JAX limits indices to an array's range.
 
     Args:
         posterior: what is sampled from.
