@@ -240,9 +240,10 @@ def partition(workload: Workload, limits: WorkLimits) -> Partition:
 def chains_per_chunk(workload: Workload, limits: WorkLimits) -> int:
     """Return the chains of a chunk; all chunks are equal, and as few as fit.
 
-    States and gradients of a chunk take at most `CHAINS_MEMORY` of the memory, or one
-    chain more than that where a single one already does. The chains are then spread
-    evenly over that many chunks, and over the accelerators.
+    States and gradients of a chunk take at most `CHAINS_MEMORY` of the memory, unless a
+    single chain takes more: then a chunk is one chain. The chains are then spread
+    evenly over as many chunks as that makes, and over the accelerators, which may round
+    the chains of a chunk up.
 
     Args:
         workload: sizes of the run.
@@ -269,7 +270,7 @@ def chains_per_chunk(workload: Workload, limits: WorkLimits) -> int:
 def rounds_per_block(workload: Workload, limits: WorkLimits, chunk_chains: int) -> int:
     """Return the rounds of a block; all blocks but the last are equal.
 
-    Only kept rounds take memory: burn-in may be cut as coarsely as its work allows.
+    Only kept rounds take memory: where all of them fit at once, the work alone decides.
     With a transcript every round does, three times: for its draw, its position and what
     was received.
 

@@ -29,8 +29,8 @@ class Predictions(NamedTuple):
     variance: NDArray[np.float32]
     """Of the parameters, [chain, m]."""
     logits: NDArray[np.float32]
-    """Of every draw at the first few features, less their mean over the classes,
-    [chain, draw, rows · C]."""
+    """Of every draw at the first `WATCHED_ROWS` features, less their mean over the
+    classes, [chain, draw, rows · C]."""
 
 
 class Recorder(Protocol):

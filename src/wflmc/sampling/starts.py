@@ -103,8 +103,8 @@ def chain_keys(key: jax.Array, chain: jax.Array, name: str = "noise") -> jax.Arr
 def round_keys(keys: jax.Array, round_number: jax.Array | int) -> jax.Array:
     """Return the keys of one round from those of the chains.
 
-    The number is that of the round in the plan from its very first one, so that a plan
-    that continues another does not repeat its noise.
+    A plan that continues another counts on from the other's rounds, so that it does not
+    repeat their noise.
 
     Args:
         keys: of the chains, [chain], from `chain_keys`.
