@@ -289,8 +289,8 @@ def test_a_written_schema_encodes_the_same(missing):
     read = Schema.model_validate_json(text)
     again = schema_of(frame, target=None, declared=json.loads(text))
     assert read == again == first
-    for one, other in zip(encode(frame, first), encode(frame, again), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for expected, actual in zip(encode(frame, first), encode(frame, again), strict=True):
+        np.testing.assert_array_equal(expected, actual)
 
 
 def test_prediction_needs_the_features_alone():
@@ -330,6 +330,15 @@ def test_prediction_needs_the_features_alone():
         ),
         ({"columns": {"sex": {"categories": ["f", "f"]}}}, ("each given once",)),
         ({"columns": {"sex": {"categories": "f"}}}, ("list",)),
+        ({"columns": {"sex": {"categories": []}}}, (r"sex\.categories", "at least")),
+        (
+            {"columns": {"sex": {"categories": ["f", float("nan")]}}},
+            (r"sex\.categories", "text or number"),
+        ),
+        (
+            {"columns": {"sex": {"categories": ["1", True]}}},
+            (r"sex\.categories", "number twice"),
+        ),
         ({"columns": {"sex": {"kind": "numeric"}}}, ("'sex'", "numbers")),
         ({"columns": {"y": {"range": [0, 1]}}}, ("columns", "y", "feature")),
         ({"columns": ["age"]}, ("columns", "object")),
@@ -371,6 +380,12 @@ def wide(text):
     return pandas.DataFrame(
         {"city": [text(i) for i in range(count)], "y": np.arange(count) % 2}
     )
+
+
+def test_no_categories():
+    declared = {"missing": "indicator", "columns": {"sex": {"kind": "categorical"}}}
+    with refused("'sex'", "no values"):
+        schema_of(patients(sex=[None] * 4), declared=declared)
 
 
 def test_too_many_categories():

@@ -320,6 +320,9 @@ def _infer_categories(series: Series, key: str, *, is_declared: bool) -> list[st
     """
     names = {name for name in read_names(series, key) if name is not None}
     categories = sorted(name for name in names if not is_missing_word(name))
+    if not categories:
+        requirement = "dropped, or declared with its categories"
+        raise InputError(key, Fault("has no values"), requirement)
     declaration = "declared categorical with its categories in the schema"
     advice = f"dropped, given as --id, or {declaration}"
     numbers = sum(_is_formatted_number(text.strip()) for text in categories)

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, TypeGuard, TypeVar
@@ -40,6 +41,13 @@ Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 """The lowest and the highest value."""
 
 
+def _is_category(item: object) -> TypeGuard[str | int | float]:
+    """Return whether a declared value may be a category: not where it is missing."""
+    if isinstance(item, float) and math.isnan(item):
+        return False
+    return isinstance(item, str | int | float)
+
+
 class Column(BaseModel, extra="forbid", frozen=True):
     """A column of features: its kind, and what is public about it."""
 
@@ -60,13 +68,22 @@ class Column(BaseModel, extra="forbid", frozen=True):
     @field_validator("categories", mode="before")
     @classmethod
     def _check_categories(cls, value: object) -> list[str] | None:
+        """Return declared categories by the names that cells have; refuse anything else.
+
+        By name (`name_of`), 1, 1.0 and "1" are one category, which must not be given
+        twice; that 1 and True are not given together is checked by `make_schema`.
+        Without any category the column would have no features, and nan is a missing
+        value. The error is the end of a sentence, see `validated`.
+        """
         if value is None:
             return None
-        items = value if isinstance(value, list | tuple) else None
-        named = [item for item in items or () if isinstance(item, str | int | float)]
-        names = [name_of(item) for item in named]
-        if items is None or len(names) < len(items) or len(set(names)) < len(names):
-            raise ValueError("a list of texts or numbers, each given once")
+        items = value if isinstance(value, list | tuple) else []
+        usable_items = [item for item in items if _is_category(item)]
+        names = [name_of(item) for item in usable_items]
+        has_others = len(names) < len(items)
+        if not names or has_others or len(set(names)) < len(names):
+            requirement = "at least one text or number, none missing, each given once"
+            raise ValueError(f"a list of {requirement}")
         return names
 
     @model_validator(mode="after")
