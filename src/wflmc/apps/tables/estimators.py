@@ -589,7 +589,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         )
         row_scores = self._row_scores(trace, rows)
         device_scores = np.bincount(rows.owner, row_scores, facts.devices)
-        # The score of a row is from 0 to 1: replaced or left out, it moves the sum by 1.
+        # The score of a row is from 0 to 1: replaced or left out, a row moves the sum by
+        # at most 1.
         received = release_channel.receive(
             1,
             device_scores[:, None].astype(float),

@@ -482,8 +482,8 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
         promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
     power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
     sampler = Sampler(init="zero", start=facts.rounds_before)
-    # The initial W2² enters the bound, which is left out below; any number keeps it from
-    # being computed from the rows.
+    # The initial W2² enters the bound, which is left out below; any number will do, so
+    # that it is not computed from the rows.
     spent = np.full(facts.devices, facts.spent)
     complete_plan = plan(
         posterior,
