@@ -325,14 +325,14 @@ class _Summary:
             The forecast, in which nan counts as infinite.
         """
         fields = [np.concatenate(parts) for parts in zip(*self.windows, strict=True)]
-        rounds = _RoundSummaries(*map(_infinite, fields))
+        rounds = _RoundSummaries(*map(_nan_as_infinite, fields))
         precision = self.rounds.precision
         posterior_variance = float((1 / precision).sum())
         draws = rounds.w2_sq.size
         summary = np.mean if average else np.max
         w2_sq = float(summary(rounds.w2_sq))
         scaled_w2_sq = float(summary(rounds.scaled_w2_sq))
-        variance_of_mean = float(_infinite(self.sum_variance)) / draws**2
+        variance_of_mean = float(_nan_as_infinite(self.sum_variance)) / draws**2
         return ChainForecast(
             w2_sq=w2_sq / posterior_variance,
             scaled_w2_sq=scaled_w2_sq / precision.size,
@@ -343,6 +343,6 @@ class _Summary:
         )
 
 
-def _infinite(values: Array | float) -> Array:
+def _nan_as_infinite(values: Array | float) -> Array:
     """Return values with inf in the place of nan."""
     return np.nan_to_num(values, nan=np.inf, posinf=np.inf)

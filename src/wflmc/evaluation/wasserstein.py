@@ -115,7 +115,8 @@ def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
     return ExactLaw(w2_sq=tuple(distances.tolist()), ess_min=float(ess.min()))
 
 
-def _checked(posterior: object) -> HasLaw:
+def _require_law(posterior: object) -> HasLaw:
+    """Return a posterior whose law is known; refuse any other."""
     if not isinstance(posterior, HasLaw):
         raise InputError(
             "posterior",
@@ -147,7 +148,7 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
     Raises:
         InputError: for a model whose law is not known.
     """
-    law_of_model = _checked(posterior)
+    law_of_model = _require_law(posterior)
     plans = _as_list(plan)
     noise = np.stack([plan.noise_variance for plan in plans])
     laws = law_of_model.chain(_motion_of(plans)).law(noise)
@@ -200,7 +201,7 @@ def exact_ess(
     Raises:
         InputError: for a model whose law is not known.
     """
-    law_of_model = _checked(posterior)
+    law_of_model = _require_law(posterior)
     errors = []
     for plan_of_chain in _as_list(plan):
         chain = law_of_model.chain(plan_of_chain.motion)
@@ -292,9 +293,9 @@ def with_floor(
 ) -> DistanceEstimate:
     """Add the floor of an estimate: what it would be if the law were the posterior.
 
-    Perfect samples with a correlation r between successive draws change by 2 (1 − r)
-    times the posterior's variance from draw to draw, which shows r along every
-    eigenvector of the posterior's covariance. Where noise is too strong, r may be taken
+    Perfect samples with a correlation r between successive draws change from draw to
+    draw by 2 (1 − r) times the posterior's variance, in mean square, which shows r
+    along every eigenvector of the posterior's covariance. Where noise is too strong, r may be taken
     for too small, and the floor, that of independent draws then, errs upwards. At most
     200 draws are simulated; of longer chains the worst would be a little higher.
 

@@ -604,10 +604,10 @@ def _model_name(
         for jaxpr in nested_jaxprs(gradient):
             constants += getattr(jaxpr, "consts", ())
     encoded = [text.encode() for text in texts]
-    return digest(*encoded, *map(_plain, constants))
+    return digest(*encoded, *map(_constant_array, constants))
 
 
-def _plain(value: ArrayLike) -> np.ndarray:
+def _constant_array(value: ArrayLike) -> np.ndarray:
     """Return a constant as an array, a random key by its data."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
