@@ -16,18 +16,20 @@ def batch_chains(
 ) -> Callable[..., Result]:
     """Return a function of one chain whose `vmap` is one call for all chains.
 
-    The kernel is written for one chain; mapped over chains, its sums become one matrix
-    product with all of them. Where the data are mapped too, as in coverage studies with
-    a data set for each chain, nothing is shared and `vmap` acts as usual.
+    The sampler's kernel is written for one chain and mapped over chains; this way its
+    sums become matrix products with all of them. Where the data are mapped too, as in
+    coverage studies with a data set for each chain, nothing is shared and `vmap` acts
+    as usual.
 
     Args:
-        function: takes data, then arguments with a leading chain axis, and returns
-            arrays with one. All but the first of these arguments have length 1 there
-            where they are the same for all chains.
+        function: takes data, then `chain_arguments` arrays with a leading chain axis,
+            and returns arrays with one. The first of these arrays always has the full
+            axis, by which `function` knows how many chains there are; in each other
+            one the axis has length 1 where all chains have the same.
         chain_arguments: how many of the last arguments are a chain's own.
 
     Returns:
-        A function of data and of the arguments of one chain.
+        A function of data and of the arguments of one chain, without a chain axis.
     """
     last = slice(-chain_arguments, None)
     first = slice(None, -chain_arguments)
@@ -49,6 +51,7 @@ def batch_chains(
         else:
             flags = zip(arguments[last], batched[last], strict=True)
             chains = [value if flag else value[None] for value, flag in flags]
+            # The first one says how many chains there are.
             shape = (axis_size, *chains[0].shape[1:])
             chains[0] = jnp.broadcast_to(chains[0], shape)
             result = function(*arguments[first], *chains)
