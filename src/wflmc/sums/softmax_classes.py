@@ -9,6 +9,9 @@ prior's. θ[chain, m] is [chain, C, d] as it stands, so that nothing is transpos
 Accelerators with many chains take `wflmc.sums.softmax`, in which chains are the last
 axis; devices of few rows have `wflmc.sums.softmax_rows`. The float64 reference of all
 three is `reference.softmax_record_gradients`.
+
+Letters in einsum strings: k is a device of a block, n a row, d a feature, c a class, x a
+chain, or a class and a chain where these are one axis.
 """
 
 import functools
@@ -36,6 +39,7 @@ from wflmc.sums.pairs import Pair, as_pair, barrier, plus
 from wflmc.sums.softmax import Curvature, LabelledRows
 
 Total = TypeVar("Total", jax.Array, Pair)
+"""A sum over rows: in float32, or as a pair."""
 
 CLASS_AXIS = 1
 """Of logits and residuals [chain, C, row]."""
@@ -266,13 +270,13 @@ def _sum_rows(
     parameters: jax.Array,
     steps: Steps,
 ) -> Total:
-    """Return what the rows of every device of a block add up to.
+    """Return the sum over the rows of every device of a block.
 
     Devices of few rows are computed together, others one after the other, in steps.
 
     Args:
-        of_step: from the records of a step to an array, which float32 adds to those of
-            other steps, or to a pair.
+        of_step: from the records of a step to the sum over its rows, an array or a
+            pair. Float32 adds the arrays of several steps; pairs are added as pairs.
         records: of all devices, [K', n, ...].
         devices: which of them are the block, successive numbers [block].
         inputs: of the block.
@@ -306,7 +310,9 @@ def _sum_steps(
     inputs: StepInputs,
     rows_per_step: int,
 ) -> Total:
-    """Return what the rows of one device add up to, [1, chain, C, d].
+    """Return the sum over the rows of one device, `rows_per_step` at a time.
+
+    Memory therefore does not grow with the number of rows.
 
     Args:
         of_step: as of `_sum_rows`.
@@ -314,6 +320,9 @@ def _sum_steps(
         device: its number.
         inputs: of the device.
         rows_per_step: divides n.
+
+    Returns:
+        [1, chain, C, d]: a step is a block of one device for `of_step`.
     """
     step_count = records.labels.shape[1] // rows_per_step
     if step_count == 1:
@@ -401,7 +410,7 @@ def prior_share(curvature: Curvature, parameters: jax.Array) -> jax.Array:
         gradient = curvature * parameters
     else:
         gradient = jnp.matmul(parameters, curvature, precision="highest")
-    return _behind_block(gradient)
+    return _with_device_axis(gradient)
 
 
 def _capped_prior(curvature: Curvature, parameters: jax.Array) -> jax.Array:
@@ -451,24 +460,33 @@ def _device_norms(gradients: jax.Array) -> jax.Array:
     return root_of_squares(squares, gradients.shape[2] * gradients.shape[3])
 
 
-def _by_class(theta: jax.Array, blocks: LabelledRows) -> jax.Array:
-    """Return θ[..., m] as [..., C, d]."""
-    return theta.reshape(*theta.shape[:-1], -1, blocks.features.shape[-1])
+def _by_class(theta: jax.Array, records: LabelledRows) -> jax.Array:
+    """Return θ[..., m] as [..., C, d]; d is that of the records."""
+    return theta.reshape(*theta.shape[:-1], -1, records.features.shape[-1])
 
 
 def _parameters(
     common: jax.Array | None,
     inputs: DeviceInputs,
-    block: LabelledRows,
+    records: LabelledRows,
 ) -> jax.Array:
-    """Return θ of all devices [chain, C, d], or of each one [block, chain, C, d]."""
+    """Return θ of a block of devices.
+
+    Args:
+        common: θ as [chain, C, d] where all devices received the same; else None.
+        inputs: of the block.
+        records: of all devices.
+
+    Returns:
+        `common`, or [block, chain, C, d] where each device received its own.
+    """
     if common is not None:
         return common
     assert inputs.theta is not None
-    return _by_class(inputs.theta.swapaxes(0, 1), block)
+    return _by_class(inputs.theta.swapaxes(0, 1), records)
 
 
-def _behind_block(values: jax.Array) -> jax.Array:
+def _with_device_axis(values: jax.Array) -> jax.Array:
     """Return [chain, C, d] with an axis of devices in front, where it has none."""
     return values[None] if values.ndim == 3 else values
 
@@ -483,9 +501,9 @@ def _vectors(total: jax.Array) -> jax.Array:
     return total.reshape(total.shape[0], -1)
 
 
-def _zero_parameters(theta: jax.Array, blocks: LabelledRows) -> jax.Array:
+def _zero_parameters(theta: jax.Array, records: LabelledRows) -> jax.Array:
     """Return zeros[chain, C, d]."""
-    dim = blocks.features.shape[-1]
+    dim = records.features.shape[-1]
     return jnp.zeros((theta.shape[0], theta.shape[-1] // dim, dim), theta.dtype)
 
 
