@@ -14,6 +14,9 @@ Logits are held as [chain, C, row], as in `wflmc.sums.softmax_classes`. Rows are
 by part of a block, then by their number i within a device, then by device: row i of all
 devices of a part stand side by side, so that the terms of a norm run along devices,
 several at a time, however few chains there are.
+
+A *part* is the devices of a block whose rows float32 adds to one another, at most 128
+rows; p is how many devices it has.
 """
 
 import functools
@@ -239,8 +242,10 @@ def _clip_chains(
         clipped = _factor_of_rows(factors, block) * rows.residuals
         added = _add_rows(_rows_of_parts(block.features), clipped, lattice)
         assert total.low is not None
+        # Blocks of a group share a lattice, on which float32 adds without error.
         new_total = Sum(total.high + added.high, total.low + added.low)
         norms = jnp.sqrt(jnp.maximum(square, 0.0))
+        # A loop collects one array of numbers by device: first all norms, then factors.
         by_device = jnp.concatenate([norms, factors]).reshape(2 * len(theta), -1)
         return new_total, by_device[:, :block_size]
 
@@ -275,8 +280,12 @@ def order_rows(blocks: LabelledRows) -> ShortDevices:
     """Return devices in parts, row i of all devices of a part side by side.
 
     As many devices form a part as float32 may add rows of (`rows_together`); the last
-    part of a block is filled up with devices without features. Loops over rounds do
-    this once, before their first round.
+    part of a block is filled up with devices without features, which get weight 0
+    (`_inputs_of_parts`).
+
+    Every sum calls this. In a compiled loop over rounds it is nevertheless computed
+    only once: it depends on the data alone, and XLA moves it in front of the loop (as
+    compiled programs show on CPUs).
 
     Args:
         blocks: records [blocks, block, n, ...], with norms.
@@ -286,30 +295,31 @@ def order_rows(blocks: LabelledRows) -> ShortDevices:
     """
     assert blocks.norms is not None
     block_size, rows = blocks.labels.shape[1:]
-    part = rows_together(block_size, rows) // rows
-    missing = -block_size % part
+    devices_per_part = rows_together(block_size, rows) // rows
+    missing = -block_size % devices_per_part
 
     def by_part(values: jax.Array) -> jax.Array:
         widths = [(0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)]
         padded = jnp.pad(values, widths)
-        shape = (len(values), -1, part, *values.shape[2:])
+        shape = (len(values), -1, devices_per_part, *values.shape[2:])
         return jnp.moveaxis(padded.reshape(shape), 2, 3)
 
     features = by_part(blocks.features)
     norms = by_part(blocks.norms)
     usable = jnp.where(jnp.isfinite(norms)[..., None], features, 0.0)
+    # Block, part, rows i and j, device, feature. `row_product_error` needs full float32.
     products = jnp.einsum("baipd,bajpd->baijp", usable, usable, precision="highest")
     return ShortDevices(features, by_part(blocks.labels), norms, products)
 
 
 def _inputs_of_parts(inputs: DeviceInputs, block: ShortDevices) -> DeviceInputs:
     """Return inputs [chain, block] as [chain, parts, p]; 0 for devices that fill up."""
-    parts, _, part = block.labels.shape
+    parts, _, devices_per_part = block.labels.shape
 
     def by_part(values: jax.Array) -> jax.Array:
-        missing = parts * part - values.shape[1]
+        missing = parts * devices_per_part - values.shape[1]
         padded = jnp.pad(values, ((0, 0), (0, missing)))
-        return padded.reshape(-1, parts, part)
+        return padded.reshape(-1, parts, devices_per_part)
 
     by_device: DeviceInputs = jax.tree.map(by_part, inputs)
     return by_device
@@ -334,7 +344,7 @@ def _row_lattice(
     inputs: DeviceInputs,
     signal: jax.Array,
 ) -> tuple[RowLattice, int]:
-    """Return how rows are added, and how many blocks share a lattice."""
+    """Return how rows are added, and how many blocks are a group, on one lattice."""
     parts, rows = devices.labels.shape[1:3]
     device_count = inputs.weight.shape[1]
     per_lattice = devices_on_lattice(block_size, rows)
