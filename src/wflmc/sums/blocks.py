@@ -37,10 +37,10 @@ class DeviceInputs(NamedTuple):
 
 Blocks = TypeVar("Blocks")
 """The data of devices: a pytree of arrays with leading axes [blocks, block], such as
-`DeviceRecords`."""
+`DeviceRecords`; or the numbers of the devices, by which a block's data are looked up."""
 AddBlock = Callable[[Sum, Blocks, DeviceInputs], tuple[Sum, jax.Array]]
 """From the sum so far, the data of a block of devices, and its part of the inputs, to
-the new sum and numbers of every device, such as norms, [..., block]."""
+the new sum and numbers of every device, such as norms, [chain, block]."""
 
 
 def pad_to_blocks(
@@ -136,6 +136,7 @@ def block_size(
     affordable = limit // max(1.0, bytes_per_device)
     largest = int(np.clip(affordable, 1, min(devices, largest)))
     size = -(-devices // -(-devices // largest))
+    # `add_devices` cuts a block into parts, which then need no filling up.
     part = part_size(size, DEVICES_PER_FLOAT32_SUM)
     return -(-size // part) * part
 

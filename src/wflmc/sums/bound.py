@@ -212,6 +212,12 @@ def record_sum(settings: SumSettings) -> float:
 
     Only the block of the changed record differs. Where c > 2ℓ the projection on the
     ball of radius ℓ bounds the change whatever the records add.
+
+    Args:
+        settings: of a clipped sum.
+
+    Returns:
+        The term of e; 0 where records are not clipped.
     """
     if not settings.by_record:
         return 0.0

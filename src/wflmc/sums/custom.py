@@ -139,8 +139,8 @@ def device_clipped_sum(
         received = None if inputs.theta is None else inputs.theta[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            of_record = with_fast_convolutions(gradient_of)
-            gradients = _of_one(of_record(theta, _first(block), key))
+            of_device = with_fast_convolutions(gradient_of)
+            gradients = _of_one(of_device(theta, _first(block), key))
         else:
             axes = (None if received is None else 0, 0, None)
             position = theta if received is None else received
@@ -206,8 +206,8 @@ def record_clipped_sum(
         limits = inputs.example_clip[0]
         if model.block == 1 and received is None:
             # `vmap` would compute both branches of a condition.
-            of_record = with_fast_convolutions(gradient_of)
-            gradients = _of_one(of_record(theta, _first(block), limits[0], key))
+            of_device = with_fast_convolutions(gradient_of)
+            gradients = _of_one(of_device(theta, _first(block), limits[0], key))
         else:
             axes = (None if received is None else 0, 0, 0, None)
             position = theta if received is None else received
@@ -215,8 +215,10 @@ def record_clipped_sum(
             gradients = of_block(position, block, limits, key)
         if in_pairs:
             weights = inputs.weight[0]
-            sent, sizes = clip_pairs(gradients.gradient, weights, inputs.clip[0], (-1,))
-            norms = jnp.where(gradients.nonfinite, jnp.nan, sizes)
+            sent, lengths = clip_pairs(
+                gradients.gradient, weights, inputs.clip[0], (-1,)
+            )
+            norms = jnp.where(gradients.nonfinite, jnp.nan, lengths)
             return add_pairs_on_lattice(total, sent, 0, bound), norms[None]
         clipped, norms = _clip_float32(
             gradients.gradient.rounded,
@@ -268,10 +270,10 @@ def _clip_float32(
         The clipped gradients [block, m]; and the norms [block], not a number where a
         record was lost, so that a chain of a simulation stops.
     """
-    sizes = row_norms(gradients)
-    factors = clip_factor(inputs.weight[0], inputs.clip[0], sizes)
-    norms = jnp.where(nonfinite, jnp.nan, sizes)
-    no_number = jnp.isnan(sizes)[:, None]
+    lengths = row_norms(gradients)
+    factors = clip_factor(inputs.weight[0], inputs.clip[0], lengths)
+    norms = jnp.where(nonfinite, jnp.nan, lengths)
+    no_number = jnp.isnan(lengths)[:, None]
     return jnp.where(no_number, 0.0, factors[:, None] * gradients), norms
 
 

@@ -3,6 +3,9 @@ r"""Clipped sums of the linear model's gradients, for all chains at once.
 The gradient of device k is $H_k\theta - b_k$, with its share of the prior in $H_k$;
 that of one record is $(\theta^\top u - v)\,u$. The float64 references are
 `reference.gaussian_device_gradients` and `reference.gaussian_record_gradients`.
+
+Letters in einsum strings: c is a chain, k a device of a block, n a row (of H or of the
+records), m a parameter.
 """
 
 from typing import NamedTuple
@@ -127,7 +130,8 @@ def clip_records(
             prior = _prior_share(inputs.theta, curvature)
         else:
             prior = common_prior
-        like = jnp.zeros((len(residuals), *block.features.shape[::2]), theta.dtype)
+        devices, _, dim = block.features.shape
+        like = jnp.zeros((len(residuals), devices, dim), theta.dtype)
         gradients = _device_gradients(residuals, block.features, prior, like)
         return _add_clipped(total, gradients, inputs, block, bound)
 

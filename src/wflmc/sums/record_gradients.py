@@ -41,11 +41,10 @@ CONVOLUTION = "conv_general_dilated"
 
 
 def run_traced(traced: "ClosedJaxpr", *values: ArrayLike) -> list[jax.Array]:
-    """Call a traced function with numbers of other types than it was traced for.
+    """Call a traced function, its arguments converted to the types of the trace.
 
-    Values are converted to the types of the trace first, as `jax.jit` would trace anew
-    for others. The Python code that was traced does not run again, so that what it
-    reads from around cannot have changed.
+    Other types would make `jax.jit` trace anew. Here the Python code that was traced
+    does not run again, so that what it reads from around cannot have changed.
 
     Args:
         traced: a closed jaxpr.

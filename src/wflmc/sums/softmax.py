@@ -7,6 +7,10 @@ With residuals $r = p - 1[\mathrm{label}]$ the gradient of a record is $u\,r^\to
 norm $\lVert u\rVert\,\lVert r\rVert$; that of a device is $U^\top R$ plus its share of
 the prior's. The float64 reference is `reference.softmax_record_gradients`. Devices of
 few rows have their own path, `wflmc.sums.softmax_rows`.
+
+Letters in einsum strings: k is a device of a block, n a row, d a feature, c a class, x a
+chain, or a class and a chain where these are one axis; in `prior_share` i and j are
+features.
 """
 
 import functools
@@ -157,7 +161,8 @@ def _add_clipped(
 ) -> tuple[Sum, jax.Array]:
     """Clip devices' gradients and add them; those of many records in pairs."""
     if block.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32:
-        block_and_chain = gradients.high.shape[::3]
+        block_size, _, _, chains = gradients.high.shape
+        block_and_chain = (block_size, chains)
         weight = jnp.broadcast_to(inputs.weight.T, block_and_chain)
         clipped, norms = clip_pairs(gradients, weight, inputs.clip.T, (1, 2))
         return add_pairs_on_lattice(total, clipped, 0, bound), norms.T

@@ -166,7 +166,7 @@ def _weighted_rows(
 
 
 def _program(
-    part: Callable[[Any, int], Any],
+    pallas_slice: Callable[[Any, int], Any],
     theta_high: Any,
     theta_low: Any,
     scale: Any,
@@ -176,13 +176,22 @@ def _program(
 ) -> None:
     """Write Σ p uᵀ[1, C, chain, d] of one device for some chains.
 
-    All arguments but the first are references to blocks of arrays.
+    Args:
+        pallas_slice: `pallas.ds`: from a start and a length to the index of successive
+            entries.
+        theta_high: a reference, as all that follow: θ[1, C, chain, d], the high halves.
+        theta_low: their low halves.
+        scale: [1, chain]; e to the power of a logit is 2 to the power of scale times
+            what θ and u give.
+        rows_high: u[1, n, d], the high halves.
+        rows_low: their low halves.
+        out: where the sums go.
     """
     _, classes, chains, width = theta_high.shape
     stretch = scale[0, :][:, None]
 
     def add(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        rows = part(index * ROWS_PER_STEP, ROWS_PER_STEP)
+        rows = pallas_slice(index * ROWS_PER_STEP, ROWS_PER_STEP)
         u = Halves(rows_high[0, rows, :], rows_low[0, rows, :])
         thetas = [Halves(theta_high[0, c], theta_low[0, c]) for c in range(classes)]
         logits = [_product(theta, u, 1) for theta in thetas]
