@@ -10,8 +10,8 @@ $R(\varepsilon, \delta)$. Two accountants give $R$:
 
 - `exact`: Gaussian mechanisms compose to μ-GDP with $\mu^2 = 2 \sum x$, whose (ε, δ) is
   known in closed form (Balle & Wang 2018), so nothing is lost;
-- `paper`: the sufficient condition of Liu & Simeone (Proposition 2): valid, and
-  smaller: by 22 % at (ε, δ) = (8, 0.01), by 55 % at (1, 0.01).
+- `paper`: the sufficient condition of Liu & Simeone (Proposition 2). It is valid, but
+  its R is smaller: by 22 % at (ε, δ) = (8, 0.01), by 55 % at (1, 0.01).
 
 Neither covers mechanisms other than Gaussian ones, nor amplification by sampling: the
 server knows which devices send. Adjacency enters through $s$ alone
@@ -108,17 +108,20 @@ def _log_delta_by_erfcx(a: Array, b: Array, mu: Array) -> Array:
     lower = -b / SQRT_2
     gap = mu / SQRT_2
     middle = 0.5 * (upper + lower)
-    # −erfcx' at the middle.
-    near = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
-    far = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
-    slope = np.where(middle > SERIES_FROM, far, near)
+    # −erfcx' at the middle: by its two terms, and by its asymptotic series.
+    by_terms = 2 / np.sqrt(np.pi) - 2 * middle * special.erfcx(middle)
+    by_series = (1 - 1.5 / middle**2) / (np.sqrt(np.pi) * middle**2)
+    slope = np.where(middle > SERIES_FROM, by_series, by_terms)
     exact_difference = special.erfcx(upper) - special.erfcx(lower)
     difference = np.where(gap < SLOPE_BELOW, gap * slope, exact_difference)
     return np.asarray(-LOG_2 - a**2 / 2 + np.log(difference))
 
 
 def _exact_budget(epsilon: Array, delta: Array) -> Array:
-    """Return R = μ²/2 by bisection for μ; where the search ends too high, `paper`'s."""
+    """Return R = μ²/2 by bisection for μ, the largest one with δ(ε) within δ.
+
+    Where even the smallest μ of `MU_RANGE` is too large, it is the budget of `paper`.
+    """
     log_target = np.log(delta)
     smallest, largest = np.log(MU_RANGE)
 
@@ -129,6 +132,7 @@ def _exact_budget(epsilon: Array, delta: Array) -> Array:
     high = np.full(epsilon.shape, largest)
     log_mu, _ = _bisect(is_above, low, high)
     exact_budget = 0.5 * np.exp(2 * log_mu)
+    # `low` is still the lower end of the search.
     is_below_range = is_above(low)
     return np.where(is_below_range, _paper_budget(epsilon, delta), exact_budget)
 
@@ -201,32 +205,29 @@ def accountant_named(name: str) -> Accountant:
     return ACCOUNTANTS[name]
 
 
-def positive(
-    name: str, values: ArrayLike, below: float = np.inf, above: float = 0.0
-) -> Array:
+def positive(name: str, values: ArrayLike, below: float = np.inf) -> Array:
     """Return numbers as a float64 array, and refuse any that are out of range.
 
-    Both limits are excluded, and so are nan and, with the default limit, infinity. An
-    empty array passes.
+    They must be above 0 and below the limit, both excluded, as are nan and, with the
+    default limit, infinity. An empty array passes.
 
     Args:
         name: of the argument, for the error.
         values: numbers, of any shape.
         below: the upper limit.
-        above: the lower limit.
 
     Returns:
         The numbers, in the shape of `values`.
 
     Raises:
-        InputError: if a number is not between the limits.
+        InputError: if a number is not between 0 and the limit.
     """
     array = np.asarray(values, dtype=float)
-    if np.all((array > above) & (array < below)):
+    if np.all((array > 0) & (array < below)):
         return array
-    requirement = f"a finite number above {above:g}"
+    requirement = "a finite number above 0"
     if below != np.inf:
-        requirement = f"a number above {above:g} and below {below:g}"
+        requirement = f"a number above 0 and below {below:g}"
     raise InputError(name, values, requirement)
 
 
