@@ -274,10 +274,12 @@ class Ledger:
         """The run that had a noise in a round, all by name."""
         self._anchor = Anchor(0, "", secrets.token_bytes(SALT_BYTES))
         self._is_anchored = True
-        """Whether the anchor is that of the file."""
+        """Whether the anchor is that of the file; False where the file has none, or
+        none that may be read, so that its names cannot be compared."""
         self._subject_name = ""
         """The subject as the file has it."""
         self._bytes_read = 0
+        """Length of the file's complete lines that were read or written so far."""
         if self.path is None:
             self._append([self._header])
         elif read_only:
@@ -367,8 +369,8 @@ class Ledger:
         """Write down rounds of a run before they are sent, or refuse them all.
 
         A round that the same run has been charged for already costs nothing again: sent
-        with the same noise, it tells the server nothing new. A file is on the disk when
-        the call returns, and other processes may write to it in between.
+        with the same noise, it tells the server nothing new. Lines are on the disk when
+        the call returns; between two calls other processes may write to the file.
 
         Args:
             run: what is sent: a digest of the plan, the data and the seed.

@@ -83,8 +83,9 @@ def round_loss(
 ) -> Array:
     r"""Return the privacy loss of every round and device (Proposition 2).
 
-    $x_{s,k} = 2(\alpha_s r_{s,k} \ell_k)^2/N_0$. A silent device loses nothing, even
-    where its sensitivity is infinite.
+    $x_{s,k} = 2(\alpha_s r_{s,k} \ell_k)^2/N_0$, with the sensitivity in the place of
+    the clipping threshold $\ell_k$: they are equal where all data of a device are
+    replaced. A silent device loses nothing, even where its sensitivity is infinite.
 
     Args:
         gain: α, [..., S].

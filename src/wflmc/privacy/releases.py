@@ -94,13 +94,14 @@ class ReleaseChannel:
         self.exact = exact
         self.losses: list[Array] = []
         """The privacy loss of every round and device, [rounds, K] for each sum."""
+        self.mismatch = np.ones((len(rounds), devices))
+        """|h/ĥ|, how much stronger a device arrives than it intends, [round, K]."""
         mismatch = link.mismatch(rounds.stop, devices)
-        if mismatch is None:
-            self.mismatch = np.ones((len(rounds), devices))
-        else:
+        if mismatch is not None:
             self.mismatch = mismatch[rounds.start :]
         gains = np.abs(link.gains(rounds.stop, devices)[rounds.start :])
         self.known_gains = gains / self.mismatch
+        """|ĥ|, the gains that devices know, [round, K]."""
         # Whoever sends something else, on another channel or at another power, has to
         # have other noise too: equal noise would cancel in a difference.
         facts: list[ArrayLike | bytes] = [
@@ -179,7 +180,8 @@ class ReleaseChannel:
         """Return the largest norm by which neighbouring data move a sent sum, [K].
 
         Sums in float64 change by a little more than exact ones do
-        (docs/explanation/privacy.md, Sums).
+        (docs/explanation/privacy.md, Sums): their error is at most u for each addition
+        that a term goes through, times the sum of all terms' norms.
         """
         change = 2 * limit
         if self.privacy.unit == "record":
