@@ -139,7 +139,10 @@ class Fading:
     name: str
     """Of the law, as scenarios have it."""
     draw: Callable[[np.random.Generator, int, int], Gains]
-    """From a generator and the numbers of rounds and devices to h[round, device]."""
+    """From a generator and the numbers of rounds and devices to h[round, device].
+
+    More rounds must begin with those of fewer: plans that continue a run rely on it.
+    """
     law: GaussMarkov | None = None
     """What may be expected of later rounds; None where only past rounds tell."""
     notices: tuple[Notice, ...] = ()
@@ -180,7 +183,7 @@ def _amplitude(power: ArrayLike, devices: int) -> NDArray[np.float64]:
 
 
 def _gauss_markov(name: str, law: GaussMarkov) -> Fading:
-    """Return fading with correlated scattering, stationary from the start."""
+    """Return fading by a law, whose correlation must be between 0 and 1."""
     if not 0 <= law.correlation <= 1:
         raise InputError(
             "correlation", law.correlation, "between 0 and 1", section="link"
@@ -192,7 +195,12 @@ def _gauss_markov(name: str, law: GaussMarkov) -> Fading:
 def _draw_gauss_markov(
     law: GaussMarkov, generator: np.random.Generator, rounds: int, devices: int
 ) -> Gains:
-    """Return h[round, device] of g[s] = r g[s−1] + √(1 − r²) w[s]."""
+    """Return h = √power (path + √scatter g), [round, device].
+
+    g[s] = r g[s−1] + √(1 − r²) w[s] with w ~ CN(0, 1). The first round has g[0] = w[0],
+    so that g is stationary from the start. Rayleigh and Rician fading draw by it. w is
+    drawn round by round, so that more rounds begin with those of fewer.
+    """
     parts = generator.standard_normal((rounds, devices, 2)) / np.sqrt(2)
     innovation = parts[..., 0] + 1j * parts[..., 1]
     innovation[1:] *= np.sqrt(1 - law.correlation**2)
