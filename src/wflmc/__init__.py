@@ -40,11 +40,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is: JAX takes a second, which `wflmc --help` need not wait for."""
+    """Import a name when it is first used.
+
+    JAX takes a second to import, for which `wflmc --help` need not wait.
+    """
     for home, names in _HOMES.items():
         if name in names:
-            found = globals()[name] = getattr(import_module(f"wflmc.{home}"), name)
-            return found
+            value = getattr(import_module(f"wflmc.{home}"), name)
+            globals()[name] = value  # found without this function from now on
+            return value
     if name in _APPLICATIONS:
         return import_module(f"wflmc.apps.{name}")
     if name.startswith("_") or find_spec(f"wflmc.{name}") is None:
