@@ -32,15 +32,19 @@ from wflmc.support.notices import Notice, NoticeCode
 Array = NDArray[np.float64]
 
 MAX_RESPONSE_NUMBERS = 2**27
-"""Numbers in a response: 1 GiB, of which the planner holds a few copies."""
+"""The most numbers of a `Response`: 1 GiB, of which the planner holds a few copies."""
 MAX_DIRECTIONS = 64
-"""Directions of nearly the same precision are taken as one until no more are left."""
+"""The most directions of `diagonal_response`; more are merged by their precision."""
 MIN_CONTRACTION = 1e-12
 """The least 1 − γ of a round; below it float64 cannot tell whether a chain forgets."""
 UNSCALED_CONDITION = 1e-9
 """μ/L below this is a sign of features that are not scaled."""
 FORGETTING_TIMES = 1.9
-"""Diffusion times 1/μ after which a start drawn from the prior is forgotten."""
+"""Diffusion times 1/μ that it takes at least to forget a start drawn from the prior.
+
+After 1.9 of them e^−3.8 = 0.02 of the variance between starts is left, at which R-hat
+is about 1.01.
+"""
 SMALLEST_USUAL_FRICTION = 0.2
 """In units of √μ: with less the chain swings for many rounds."""
 LARGEST_USUAL_FRICTION = 20
@@ -68,7 +72,7 @@ class Contraction(NamedTuple):
     """How fast a step forgets, one number for each step size."""
 
     gamma: Array
-    """γ (Proposition 1)."""
+    """γ of Proposition 1; of kinetic steps the factor by which the mean forgets."""
     rho: Array
     """ρ = (1 + γ)/2; nan where no bound is known."""
     kappa: Array
@@ -208,10 +212,11 @@ class Overdamped:
         return step_size
 
     def rounds_to_forget(self, step_size: float, mu: float, gamma: float) -> float:
-        """Return the rounds in which a start drawn from the prior is forgotten.
+        """Return the fewest rounds that may forget a start drawn from the prior.
 
-        In directions of which the data say nothing the curvature is μ, and a round
-        takes the fraction ημ of an error away.
+        A search for burn-in is refused where its limit is below this. In directions of
+        which the data say nothing the curvature is μ, and a round takes the fraction ημ
+        of an error away.
 
         Args:
             step_size: η.
@@ -334,8 +339,8 @@ class Overdamped:
     ) -> LinearRound:
         r"""Return the round of a chain with gradients Hθ − b as an affine map.
 
-        $$\theta' = (I - \eta H)\,\theta + \eta b + \xi$$ (spec §6), in which ξ is the
-        noise of channel and server.
+        $$\theta' = (I - \eta H)\,\theta + \eta b + \xi$$, the update of `step` while no
+        gradient is clipped. ξ is the noise of channel and server.
 
         Args:
             step_size: η[..., S].
@@ -493,9 +498,9 @@ class Kinetic(Overdamped):
         return step_size**2 / (2 * np.tanh(0.5 * self.friction * step_size))
 
     def rounds_to_forget(self, step_size: float, mu: float, gamma: float) -> float:
-        """Return the rounds in which a start drawn from the prior is forgotten.
+        """Return the fewest rounds that may forget a start drawn from the prior.
 
-        It is −1/log γ, in which the mean shrinks by a factor of e in the long run; a
+        They are −1/log γ, in which the mean shrinks by a factor of e in the long run; a
         kinetic chain may swing past the prior early.
 
         Args:
@@ -687,7 +692,8 @@ class Kinetic(Overdamped):
         return np.concatenate([matrix, np.zeros_like(matrix)], axis=-1)
 
 
-Dynamics = Overdamped  # a kinetic chain is one with more to it
+Dynamics = Overdamped
+"""The type of all dynamics: `Kinetic` derives from `Overdamped`."""
 OVERDAMPED = Overdamped()
 """The dynamics of the paper."""
 jax.tree_util.register_dataclass(Overdamped, data_fields=[], meta_fields=[])
@@ -706,8 +712,8 @@ def kinetic(friction: float = 2.0) -> Dynamics:
     """Return Langevin steps with a velocity: fewer rounds where μ and L are far apart.
 
     A friction of 2√μ damps the slowest direction critically and is a good choice. No
-    bound on W2² is known, so that plans need another objective, or equal parts. Whether
-    the friction is in range is checked with the steps.
+    bound on W2² is known, so that plans need another objective, or equal parts of the
+    budget. Whether the friction is in range is checked with the steps.
 
     Args:
         friction: γ_f, finite and above 0.
@@ -787,7 +793,7 @@ def _check_steps(
 
 
 class Motion(NamedTuple):
-    """How a chain moves, but for its noise."""
+    """How a chain moves, but for the noise of channel and server."""
 
     step_size: ArrayLike
     """η[..., S], or h of kinetic dynamics."""
@@ -812,7 +818,8 @@ class Response(NamedTuple):
     """
 
     covariance: Array
-    """From the start alone, [S_u, m, m]."""
+    """Without the plan's noise, [S_u, m, m]: from the start, and from other noise, as
+    that of the downlink."""
     effect: Array
     """Of noise of unit variance in round s, [S_u, S, m, m].
 
@@ -866,7 +873,7 @@ def effects(matrix: Array, noise_matrix: Array, readout: Array, burn_in: int) ->
     """
     rounds = len(matrix)
     dim = len(readout)
-    effect = _no_effects(burn_in, rounds, dim, dim)
+    effect = _zero_effects(burn_in, rounds, dim, dim)
     carried = np.zeros(noise_matrix.shape)
     for s in range(rounds):
         carried[:s] = matrix[s] @ carried[:s]
@@ -877,8 +884,8 @@ def effects(matrix: Array, noise_matrix: Array, readout: Array, burn_in: int) ->
     return effect
 
 
-def _no_effects(burn_in: int, rounds: int, *shape: int) -> Array:
-    """Return zeros[S_u, S, ...], if there is memory for them."""
+def _zero_effects(burn_in: int, rounds: int, *shape: int) -> Array:
+    """Return zeros[S_u, S, *shape]; refuse more than `MAX_RESPONSE_NUMBERS`."""
     kept_rounds = rounds - burn_in
     if kept_rounds * rounds * int(np.prod(shape)) > MAX_RESPONSE_NUMBERS:
         expected = "worst or average for so many rounds or parameters: memory"
@@ -947,7 +954,7 @@ def _diagonal_effects(factor: Array, burn_in: int) -> Array:
         burn_in: S_b.
     """
     rounds, directions = factor.shape
-    effect = _no_effects(burn_in, rounds, directions)
+    effect = _zero_effects(burn_in, rounds, directions)
     carried = np.zeros((rounds, directions))
     for s in range(rounds):
         carried[:s] *= factor[s]
@@ -973,7 +980,9 @@ def _merge_directions(
 ) -> _Directions:
     """Take directions of equal precision and start as one.
 
-    If there are too many, those of nearly equal precision are taken as one.
+    If more than `MAX_DIRECTIONS` are left, those within one of as many equal ranges of
+    log precision are taken as one, with the mean of their log precisions and of their
+    variances at the start.
     """
     order = np.lexsort((initial_variance, precision))
     log_precision = np.log(precision[order])
@@ -1003,8 +1012,9 @@ def _merge_directions(
 def continued(response: Response, noise: Array) -> Response:
     """Return the response of the rounds after the first ones, whose noise is settled.
 
-    What the settled noise adds to the covariance becomes part of what no later noise
-    changes; the effects of the later rounds are left.
+    It serves plans that continue another one (`Sampler.before`). What the settled noise
+    adds to the covariance becomes part of what no later noise changes; the effects of
+    the later rounds are left.
 
     Args:
         response: of all rounds; the kept ones come after the first ones.
