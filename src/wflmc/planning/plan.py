@@ -594,7 +594,7 @@ class Plan(Shown):
 
     @property
     def motion(self) -> Motion:
-        """Return how chains move by this plan, but for their noise.
+        """Return how chains move by this plan, but for the noise of channel and server.
 
         It is what posteriors need to compute the law of a chain: steps, the weights
         with which gradients really arrive, the start, the dynamics and the noise of
@@ -636,7 +636,7 @@ class Plan(Shown):
     def loss(self) -> Array:
         """Return the privacy loss of every round and device, [S, K].
 
-        It is 2(α s_k)²/N0 for an active device and 0 for a silent one (spec §3), where
+        It is 2(α s_k)²/N0 for an active device and 0 for a silent one (Proposition 2), where
         s_k is half the change that the promise's adjacency allows. Rounds add up. It
         is infinite where a device sends unclipped. Where devices do not know their
         channels exactly, it is the largest that the stated error leaves open, or that
@@ -758,9 +758,10 @@ class Plan(Shown):
     def digest(self) -> str:
         """Return a short name for all that the plan makes devices and server do.
 
-        It changes with the rounds, burn-in, the clips, N0, the dynamics, the start and
-        where rounds begin, and not with the certificate or the promise: plans of equal
-        digest make equal chains of the same posterior and key.
+        It changes with the rounds, burn-in, the clips and their `rounding`, N0, the
+        noise of the downlink, the dynamics, `init` and `start`, and not with the
+        certificate or the promise: plans of equal digest make equal chains of the same
+        posterior and key.
         """
         numbers = [self.noise_power, self.start, self.burn_in]
         numbers.extend(jax.tree.leaves(self.dynamics))
@@ -775,7 +776,8 @@ class Plan(Shown):
             np.array(numbers),
             self.init.encode(),
         ]
-        # Else a friction could be taken for the variance of downlink noise.
+        # Else a friction, which `numbers` has without its name, could be taken for the
+        # variance of downlink noise.
         if self.dynamics.has_velocity:
             facts.append(self.dynamics.name.encode())
         return digest(*facts)
@@ -838,7 +840,7 @@ class Plan(Shown):
         )
         try:
             return cls(
-                rounds=Rounds(**_fields_in(arrays, "rounds")),
+                rounds=Rounds(**_fields_of_part(arrays, "rounds")),
                 certificate=_certificate_in(arrays),
                 context=_context_in(arrays),
             )
@@ -986,8 +988,13 @@ def _field_values(part: Rounds | Certificate | Context | Privacy) -> dict[str, o
     return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
-def _fields_in(arrays: storage.Arrays, part: str) -> dict[str, Any]:
-    """Return the values of one part, by the names behind its own."""
+def _fields_of_part(arrays: storage.Arrays, part: str) -> dict[str, Any]:
+    """Return the arrays of a plan file whose names begin with `part.`.
+
+    It undoes `_plan_arrays` for a part such as `context`, or a nested one such as
+    `context.privacy`. Keys are the rest of the names, dotted where `part` has nested
+    parts, as `privacy.epsilon` of `context`. Arrays of one number become numbers.
+    """
     prefix = f"{part}."
     values: dict[str, object] = {}
     for name, array in arrays.items():
@@ -999,7 +1006,7 @@ def _fields_in(arrays: storage.Arrays, part: str) -> dict[str, Any]:
 
 def _certificate_in(arrays: storage.Arrays) -> Certificate:
     """Return the certificate of a file, in which fields that are None are left out."""
-    values = _fields_in(arrays, "certificate")
+    values = _fields_of_part(arrays, "certificate")
     for name in ("bound", "lower_bound", "regime"):
         values.setdefault(name, None)
     notice_codes = values.pop("notices.code").tolist()
@@ -1010,9 +1017,9 @@ def _certificate_in(arrays: storage.Arrays) -> Certificate:
 
 
 def _context_in(arrays: storage.Arrays) -> Context:
-    """Return the context of a file."""
-    values = _fields_in(arrays, "context")
+    """Return the context of a file, with its promise and its dynamics."""
+    values = _fields_of_part(arrays, "context")
     own_values = {name: value for name, value in values.items() if "." not in name}
-    privacy = Privacy(**_fields_in(arrays, "context.privacy"))
-    dynamics = from_constants(_fields_in(arrays, "context.dynamics"))
+    privacy = Privacy(**_fields_of_part(arrays, "context.privacy"))
+    dynamics = from_constants(_fields_of_part(arrays, "context.dynamics"))
     return Context(**own_values, privacy=privacy, dynamics=dynamics)
