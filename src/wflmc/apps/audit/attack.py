@@ -80,7 +80,7 @@ class AttackQuestion(NamedTuple):
     mu: float
     """μ that the plan claims of the device over these rounds, √(2 Σ loss)."""
     visible_mu: float
-    """μ that this test sees of it."""
+    """μ that this test sees of it; it only places the threshold for counting."""
     risk_weight: float = 1.0
     """Its part of the probability to be wrong, in proportion to the other tests."""
 
@@ -192,7 +192,8 @@ def _chunked_attack(
         tests: on the transcripts.
         trials: of each data set.
         run: computes a chunk.
-        numbers_per_trial: that one trial takes in a round.
+        numbers_per_trial: numbers of one trial in one array of a round; chunks leave
+            room for four such arrays.
         min_chunks: smallest number of chunks.
     """
     largest_chunk = max(1, CHUNK_NUMBERS // (4 * numbers_per_trial))
@@ -326,13 +327,13 @@ class _KernelSides:
     signs: NDArray[np.float32]
     """Of the canary in every round, [S]."""
     weight: NDArray[np.float32]
-    """[S, TEST_COLUMNS]; columns beyond the tests are 0."""
+    """[S, TEST_COLUMNS], signs included; columns beyond the tests are 0."""
     midpoint: Array
     """What the statistics are half way between the sides, [TEST_COLUMNS]."""
     test_count: int
 
     def __call__(self, key: jax.Array, side: int, first: int, count: int) -> Statistics:
-        """Return the statistics of one side."""
+        """Return the statistics of one side, [trial, test], in the order of the tests."""
         canary = self.canaries[side]
         totals = _filtered_transcripts(
             key, canary, self.rounds, self.signs, self.weight, first, count
@@ -505,6 +506,8 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
     clip = float(plan.clip[device])
     example_clip = float(plan.example_clip[device])
     half_distance = example_clip * (1 - target.neighbour) / 2
+    # The signal of the target is that of a device without the other records, which
+    # moves by min(ℓ, h).
     gradient_norm = np.hypot(2 * clip, half_distance)
     normalization = gradient_norm * min(clip, half_distance)
     signal = target.signal[:, device] * clip * half_distance / normalization
@@ -518,6 +521,7 @@ def full_device(target: Target, trials: int, mu_limit: float) -> Attack:
         mask=mask,
     )
     tests = [FilteredTest(question, weight)]
+    # The first part centres the canary and its neighbour: together they make ±h.
     background = (half_distance - example_clip, 2 * clip)
     return _attack_by_kernel(target, tests, trials, background=background)
 
@@ -533,7 +537,7 @@ class _AllDevices:
     target: Target
     rounds: KernelRounds
     weight: NDArray[np.float32]
-    """[S, 1, K]."""
+    """[S, 1, K], the same for all trials."""
     midpoint: Array
     """[K]."""
 
@@ -547,6 +551,7 @@ class _AllDevices:
         is_plus = signs > 0
         factors = np.where(is_plus, 1, target.neighbour)
         opposite_factors = np.where(is_plus, target.neighbour, 1)
+        # Of each device, one of the two transcripts is of + and the other of −.
         drawn = self._statistics(named(key, "+"), factors, first)
         opposite = self._statistics(named(key, "-"), opposite_factors, first)
         plus = np.where(is_plus, drawn, opposite)
@@ -627,7 +632,8 @@ def _slow_plan(target: Target, dim: int, reach: float) -> Plan:
     Args:
         target: the plan under attack.
         dim: m.
-        reach: how far θ goes at most.
+        reach: how far θ goes at most, unless the noise of all rounds is beyond six
+            standard deviations.
     """
     plan = target.plan
     strength = 1.0 if plan.received is None else plan.received.max()
@@ -689,7 +695,13 @@ class _SamplerSides:
     """With which of the chosen rounds the pairs of each further test begin."""
 
     def __call__(self, key: jax.Array, side: int, first: int, count: int) -> Statistics:
-        """Return the statistics of one side."""
+        """Return the statistics of one side, [trial, test].
+
+        The matched filter comes first, then the differences of rounds, in the order of
+        the tests of `by_sampler`. The server knows θ, and works out the sign of the
+        canary from it as the sampler did, which takes float32. Whatever is expected to
+        arrive has that sign, the midpoint included.
+        """
         canary = self.canaries[side]
         received, before = _transcripts(
             key, canary, self.plan, first=first, count=count
@@ -749,7 +761,8 @@ def by_sampler(target: Target, trials: int, mu_limit: float) -> Attack:
         "whole runs, differences beginning with the second",
     ]
     offsets = [first for first in (0, 1) if pairs(mask, first)[0].size]
-    visible_mu = main.visible_mu / 2**0.5  # every second pair of signs is of no use
+    # Differences show nothing of a pair with equal signs, and half of the pairs have.
+    visible_mu = main.visible_mu / 2**0.5
     tests = [main]
     for first in offsets:
         tests.append(main._replace(name=names[first], visible_mu=visible_mu))

@@ -237,7 +237,8 @@ def canary_pair(
             rows are few. Its data are not used.
         device: whose canary it is.
         size: norm of its gradient.
-        neighbour: 0 where the second has an empty row in place of −size.
+        neighbour: the row's gradient in the second over that in the first: −1, or 0
+            for an empty row.
         background: norm of what another row of the device adds in both, against the
             canary.
 

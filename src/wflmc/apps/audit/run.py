@@ -56,7 +56,8 @@ class PlannedAttack(NamedTuple):
     trials: int
     """Of each data set."""
     risk: float
-    """Probability to be wrong that its μ is limited by."""
+    """Probability to be wrong of the whole audit; of attacks on every device, that over
+    their number. It decides how large a μ is attacked."""
 
     def on(self, target: Target) -> Attack:
         """Return the attack on a target.
@@ -95,7 +96,8 @@ def audit(
         key: seeds signs and noise.
         plan: what is attacked.
         posterior: attacks a model of this kind as well, see `audit_model`.
-        trials: of the main test; others take a tenth to a quarter of them.
+        trials: of the main test, of both data sets together; others take a quarter of
+            them or fewer.
         confidence: of both lower bounds together, all tests together.
         delta: δ at which ε is stated; None for that of the plan.
         device: which device to attack; None for the one that the plan claims to lose
@@ -297,7 +299,15 @@ def _affordable_trials(plan: Plan, trials: int, *, max_trials: int) -> int:
 
 
 def _mu_limit(trials: int, risk: float) -> float:
-    """Return the largest μ of a test that leaves room to prove more than is claimed."""
+    """Return the largest μ of a test that leaves room to prove more than is claimed.
+
+    The weights of all tests of an audit add up to less than 2 MAIN_RISK_WEIGHT: a test
+    of weight 1 gets a larger part of the risk than is assumed here.
+
+    Args:
+        trials: of each data set.
+        risk: probability to be wrong, of the whole audit.
+    """
     return ATTACKED_FRACTION * largest_mu(trials, risk / (2 * MAIN_RISK_WEIGHT))
 
 
@@ -360,7 +370,8 @@ def _run_attack(
         count_trials: called with the number of trials after every chunk.
     """
     deltas = [float(target.delta[test.device]) for test in attack.tests]
-    cuts = np.zeros((2, 1, len(attack.tests)))  # the balanced one, that for counting
+    # The balanced threshold, which is 0, and the one for counting.
+    cuts = np.zeros((2, 1, len(attack.tests)))
     for column, test in enumerate(attack.tests):
         cuts[1, 0, column] = counting_threshold(
             test.visible_mu, attack.trials, deltas[column], risks[column]

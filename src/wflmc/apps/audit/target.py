@@ -37,8 +37,8 @@ class Target(NamedTuple):
     delta: Array
     """δ at which ε is stated, [K]."""
     signal: Array
-    """Half of what arrives of a device's canary and not of its neighbour if all is as
-    planned, [S, K]."""
+    """Half of the distance at which a device's canary and its neighbour arrive, if all
+    is as planned, [S, K]."""
     canary_norm: float
     """Norm of the canary's gradient before any clipping."""
     background: Array
@@ -133,8 +133,9 @@ def above_cap(plan: Plan, factor: float = 2.0) -> Plan:
     Up to a cap on the gain, the channel's noise alone is what the Langevin dynamics
     need. Beyond it the server adds the remaining noise, which hides nothing from the
     server itself and must not be counted as privacy. No sensible plan transmits so
-    strongly: this one is for testing that the noise is not counted. The bound, the objective and the
-    shares of power are those of the original plan, and mean nothing in the result.
+    strongly: this one is for testing that the noise is not counted. The bound, the
+    objective and the shares of power are those of the original plan, and mean nothing
+    in the result.
 
     Args:
         plan: whose gains are raised, never lowered.
