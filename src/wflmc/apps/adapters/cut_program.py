@@ -409,7 +409,9 @@ class Program:
         """Return log-densities of sample sites, and values of deterministic ones.
 
         Densities of latent sites include the log-Jacobian of their transformation. They
-        lack the factor by which NumPyro makes up for plates that are cut.
+        lack the factor by which NumPyro makes up for plates that are cut: the scale of
+        a site is that on all placeholders, and not that of the cut model. It is a
+        constant, since scales computed from examples or latent values are refused.
 
         Args:
             model: of `seeded_model_on`.

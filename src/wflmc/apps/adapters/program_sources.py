@@ -120,7 +120,7 @@ def check_sources(program: Program) -> None:
     sources = _site_sources(program, traceable_values)
     for name, site in program.sites.items():
         if name in sources:
-            _check_latent_sources(program, name, site["type"], sources[name])
+            _check_site_sources(program, name, site["type"], sources[name])
 
     numbers = {
         path: leaf for path, leaf in whole_numbers.items() if leaf != program.count
@@ -247,10 +247,22 @@ def _sort_sites(program: Program, sources: Mapping[str, _SiteSources]) -> None:
     )
 
 
-def _check_latent_sources(
+def _check_site_sources(
     program: Program, name: str, site_type: str, sources: _SiteSources
 ) -> None:
-    """Refuse a site whose scale, start or prior depends on examples not its own."""
+    """Refuse a site that depends on data, or is scaled, in a way that cannot be split.
+
+    No scale or initial value may be computed from examples, and no latent site of all
+    examples may depend on any. A latent site of an example may depend on that example
+    by its density, and not by its support. Scales must not depend on latent values, as
+    they are read once (`Program.densities`).
+
+    Args:
+        program: with its sites on placeholders.
+        name: of the site.
+        site_type: as NumPyro names it.
+        sources: of the site.
+    """
     if site_type in STATE_TYPES and EXAMPLES in sources.value:
         refuse_site(name, START_FROM_EXAMPLES)
     if EXAMPLES in sources.scale:
