@@ -72,7 +72,8 @@ class Lattice(NamedTuple):
             deviation: the standard deviation that the loss was computed for.
             change: the largest distance of neighbouring signals before rounding,
                 [...]; 0 where none is sent.
-            norm: the largest norm of the same signals, [...].
+            norm: the largest norm of the same signals, [...]; 0 where they are sent in
+                float64, without a rounding to float32.
             total: the largest norm of a sum of signals.
             dim: the number of coordinates m.
 
@@ -154,6 +155,7 @@ def discrete_gaussian(scale: int, count: int) -> Integers:
     """
     draws = np.zeros(0, np.int64)
     while draws.size < count:
+        # A quarter to a half of the tries are accepted.
         proposals = _discrete_laplace(scale, 64 + 3 * (count - draws.size))
         accepted = proposals[_accept_gaussian(proposals, scale)]
         draws = np.concatenate([draws, accepted])

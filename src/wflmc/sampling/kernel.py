@@ -89,8 +89,8 @@ class Info(NamedTuple):
     clip_rate: jax.Array
     """Fraction of the transmitting devices whose gradient was clipped."""
     finite: jax.Array
-    """Whether θ and all gradients are still finite; a compiled loop cannot raise, the
-    host does."""
+    """Whether θ is still finite and no gradient has a norm that is nan; a compiled loop
+    cannot raise, the host does."""
     gradient_position: jax.Array
     """Where gradients were taken, [m]: θ, or half a drift ahead with kinetic
     dynamics."""
