@@ -178,8 +178,16 @@ def _tasks(
                 requirement = "a number in a sweep, whose points can be repeated"
                 raise InputError("sampler.seed", "secret", requirement)
             link = scenario.link
-            files = (scenario.posterior.data, link.fading, link.gains)
-            if files not in digests_by_files:  # large files are read once
+            posterior = scenario.posterior
+            files = (
+                posterior.data,
+                posterior.whiten_from,
+                posterior.model,
+                link.fading,
+                link.gains,
+            )
+            # Points share their files, which may be large and are read once.
+            if files not in digests_by_files:
                 digests_by_files[files] = file_digests(scenario)
         tasks.append(PointTask(scenario, digests_by_files[files], plan_only, memory))
     return tasks

@@ -16,6 +16,7 @@ from wflmc.runs.execution import sample_chains
 from wflmc.runs.planning import make_plan
 from wflmc.sampling import Execution
 from wflmc.scenario import Inputs, Scenario, build, file_digests, plain
+from wflmc.scenario.files import file_of
 from wflmc.support.errors import InputError
 
 PLANNED = (
@@ -65,12 +66,15 @@ class PointTask(NamedTuple):
         """Return the task as plain values, by which finished points are recognised.
 
         Files count by their content and not by their paths: a study that was copied to
-        another folder or machine continues there.
+        another folder or machine continues there. What follows a path stays, as one
+        file may hold several models or arrays of gains.
         """
         content: JsonObject = self.scenario.model_dump()
         for key, digest in self.files.items():
             section, _, name = key.partition(".")
-            content[section][name] = digest
+            value = content[section][name]
+            part = value.removeprefix(file_of(key, value))
+            content[section][name] = f"{digest}{part}"
         return {
             "scenario": content,
             "plan_only": self.plan_only,

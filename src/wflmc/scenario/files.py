@@ -25,8 +25,8 @@ Labels = Literal["numbers", "text", "inferred"]
 """What the targets of a CSV are; inferred ones are whichever all of them are."""
 
 DATA_SUFFIXES = (".npz", ".csv")
-FILES = ("posterior.data", "posterior.model", "link.gains")
-"""Keys that may name a file."""
+FILES = ("posterior.data", "posterior.whiten_from", "posterior.model", "link.gains")
+"""All keys that may name a file."""
 MAX_LABEL_LENGTH = 1000
 """Characters of a label: an array of text is as wide as its longest one."""
 TARGET_NAME = "y"
@@ -180,15 +180,23 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
         if key not in keys or is_unused:
             continue
         with _reading(key, path, "a file"):
-            content = Path(_file_of(key, path)).read_bytes()
+            content = Path(file_of(key, path)).read_bytes()
             digests[key] = hashlib.sha256(content).hexdigest()
     if scenario.posterior.data == "mnist" and "posterior.data" in keys:
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
 
 
-def _file_of(key: str, path: str) -> str:
-    """Return the file in the value of a key, without what follows its name there."""
+def file_of(key: str, path: str) -> str:
+    """Return the file in the value of a key, without what follows its name there.
+
+    That is the function of a model, or the variable with the gains, and the colon
+    before it. The values of other keys are returned as they are.
+
+    Args:
+        key: such as `link.gains`.
+        path: its value.
+    """
     if key == "posterior.model":
         return path.rpartition(":")[0]
     if key == "link.gains":
