@@ -75,8 +75,9 @@ class Inputs(NamedTuple):
 def read_data(paths: list[Path], figures: list[str], note: Warn) -> Inputs:
     """Return the data that some figures need.
 
-    MNIST and Fashion-MNIST are fetched where they are not on this machine, unless a
-    folder is named for them. Paths that no figure needs are reported and not read.
+    MNIST and Fashion-MNIST are fetched where they are not on this machine. A folder of
+    MNIST takes the place of the cache, except for the league, whose features are kept
+    there. Paths that no figure needs are reported and not read.
 
     Args:
         paths: a file for the Gaussian posterior, by default synthetic data, and a
@@ -110,8 +111,7 @@ def read_data(paths: list[Path], figures: list[str], note: Warn) -> Inputs:
         gaussian = _paper_posterior(files)
         if files:
             source = files[0].name
-    if not folders:
-        _fetch_images(_image_data_sets(figures), note)
+    _fetch_images(_cached_data_sets(figures, bool(folders)), note)
     features = None
     if uses_mnist:
         generator = host_generator(jax.random.key(0), "data")
@@ -131,11 +131,17 @@ def _paper_posterior(files: list[Path]) -> GaussianPosterior:
     return gaussian_regression(key, devices=30, X=X, y=y, partition="blocks")
 
 
-def _image_data_sets(figures: list[str]) -> Sequence[str]:
-    """Return the names of the data sets of images that some figures need."""
+def _cached_data_sets(figures: list[str], has_folder: bool) -> Sequence[str]:
+    """Return the names of the data sets that some figures read from the cache.
+
+    Args:
+        figures: names of figures.
+        has_folder: whether figures of MNIST read a folder instead.
+    """
     if any(figure.startswith("league") for figure in figures):
         return list(PUBLIC_DATA_SET)
-    return ["mnist"] if MNIST_FIGURES & set(figures) else []
+    uses_mnist = bool(MNIST_FIGURES & set(figures))
+    return ["mnist"] if uses_mnist and not has_folder else []
 
 
 def _fetch_images(names: Sequence[str], note: Warn) -> None:
