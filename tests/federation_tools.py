@@ -68,14 +68,14 @@ class Federation(NamedTuple):
 
     def devices(self) -> list[Device]:
         """All devices, with ledgers in memory of which nothing is spent."""
-        found = []
+        all_devices = []
         for k in range(self.job.plan.devices):
             terms = self.job.terms(k)
             ledger = Ledger(terms.promise, 1, enforced=terms.enforced)
-            found.append(
+            all_devices.append(
                 Device(self.inputs.posterior.device(k), terms, ledger, b"a test %d" % k)
             )
-        return found
+        return all_devices
 
     def app(self) -> ClientApp:
         """The app of such devices."""
@@ -87,7 +87,7 @@ class Federation(NamedTuple):
         return sample(key, self.inputs.posterior, self.job.plan, chains=self.job.chains)
 
 
-def federation(
+def make_federation(
     folder: Path, changes: dict[str, Any] | None = None, **how: Any
 ) -> Federation:
     """The small scenario with changes by dotted keys; `how` is that of the job."""
@@ -109,10 +109,10 @@ def app_of(devices: Sequence[Any]) -> ClientApp:
     return client_app(lambda context: devices[int(context.node_config["partition-id"])])
 
 
-def apart(one: Trace, other: Trace) -> float:
+def largest_difference(first: Trace, second: Trace) -> float:
     """The largest difference of two traces."""
-    assert one.theta.shape == other.theta.shape
-    return float(np.abs(np.asarray(one.theta) - np.asarray(other.theta)).max())
+    assert first.theta.shape == second.theta.shape
+    return float(np.abs(np.asarray(first.theta) - np.asarray(second.theta)).max())
 
 
 def expected_chain(
@@ -124,7 +124,7 @@ def expected_chain(
     """
     plan, number = job.plan, np.arange(job.chains)
     noise_key = jax.random.fold_in(jax.random.wrap_key_data(job.key), _crc("noise"))
-    theta, kept = job.position.astype(float), []
+    theta, positions = job.position.astype(float), []
     for s in range(len(plan.rounds)):
         active = int(sent[s].sum())
         if active:
@@ -148,8 +148,8 @@ def expected_chain(
                     theta[c]
                     - plan.step_size[s] * plan.devices / (plan.gain[s] * active) * y
                 )
-        kept.append(theta.copy())
-    return np.array(kept)
+        positions.append(theta.copy())
+    return np.array(positions)
 
 
 def _crc(name: str) -> int:

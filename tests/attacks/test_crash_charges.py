@@ -26,7 +26,7 @@ from wflmc.apps.federation.server import open_server, read_log, run_in_process, 
 from wflmc.privacy import Ledger
 from wflmc.privacy.lattice import Lattice
 
-from ..federation_tools import federation
+from ..federation_tools import make_federation
 
 STOPPED = 4
 """The round in which the server is stopped; samples are kept from round 3 on."""
@@ -38,7 +38,7 @@ class Crash(BaseException):
 
 @pytest.fixture
 def federated(tmp_path):
-    return federation(tmp_path, {"sampler.chains": 1}, noise="channel")
+    return make_federation(tmp_path, {"sampler.chains": 1}, noise="channel")
 
 
 class Disk:
@@ -50,11 +50,11 @@ class Disk:
         """Rows of the transcript, as bytes."""
         self.samples: set[bytes] = set()
 
-    def look(self, at: int) -> None:
+    def look(self, round_index: int) -> None:
         """Note what the files say of a round now."""
         rows = (
-            ("transcript.npy", at, self.receptions),
-            ("theta.npy", at - BURN_IN, self.samples),
+            ("transcript.npy", round_index, self.receptions),
+            ("theta.npy", round_index - BURN_IN, self.samples),
         )
         for name, row, seen in rows:
             path = self.folder / name
@@ -63,7 +63,7 @@ class Disk:
         for path in self.folder.glob("progress.npz*"):
             try:
                 with np.load(path) as saved:
-                    if int(saved["rounds"]) == at + 1:
+                    if int(saved["rounds"]) == round_index + 1:
                         self.samples.add(saved["position"].astype(np.float32).tobytes())
             except Exception:
                 # The file is cut short; assume that whoever finds it reads all of it.
@@ -190,8 +190,10 @@ def test_a_server_that_stops_while_it_writes_progress(federated, monkeypatch, le
     assert charges_of(server, STOPPED) == 1
     assert np.isinf(np.load(disk.folder / "transcript.npy")["noise"][STOPPED]).all()
     assert np.delete(finite_rounds(disk.folder), STOPPED).all()
-    kept = np.load(disk.folder / "theta.npy")
-    np.testing.assert_array_equal(kept[STOPPED - BURN_IN], kept[STOPPED - BURN_IN - 1])
+    samples = np.load(disk.folder / "theta.npy")
+    np.testing.assert_array_equal(
+        samples[STOPPED - BURN_IN], samples[STOPPED - BURN_IN - 1]
+    )
     assert not (disk.folder / "progress.npz.part").exists()
 
 
@@ -199,7 +201,7 @@ def test_a_server_that_stops_while_it_writes_progress(federated, monkeypatch, le
 def test_noise_that_comes_again_loses_no_round(tmp_path, monkeypatch, noise):
     """The same file stays behind, but a repeated round is the same to the last bit: the run is that without a crash."""
     keys = {"sampler.chains": 1, "policy.power": "noiseless-dp"}
-    federated = federation(tmp_path, keys, noise=noise)
+    federated = make_federation(tmp_path, keys, noise=noise)
     devices = federated.devices()
     with monkeypatch.context() as patch:
         crash_at(patch, WRITES["the transcript"], after=True)

@@ -31,7 +31,7 @@ from wflmc.apps.federation.messages import Reception, RoundRequest
 from wflmc.apps.federation.server import open_server, serve
 from wflmc.privacy import lattice
 
-from ..federation_tools import federation
+from ..federation_tools import make_federation
 
 CHAINS = 8
 SIGNAL = np.array([0.7, -1.3, 0.9, 0.2, -0.6], np.float32)
@@ -58,19 +58,19 @@ def in_table() -> Possible:
     values = np.asarray(jax.jit(jax.lax.erf_inv)(jnp.asarray(uniform)))
     root = np.float32(np.sqrt(2))
 
-    def one(y: Any, signal: Any) -> bool:
+    def possible(y: Any, signal: Any) -> bool:
         middle = (float(y) - float(signal)) / float(root)
         first, last = np.searchsorted(values, [middle - 1e-5, middle + 1e-5])
         near = values[first:last]
-        apart, fused = (
+        two_steps, fused = (
             signal + root * near,
             (float(signal) + float(root) * near.astype(float)).astype(np.float32),
         )
         # Processors multiply and add in one step or in two.
-        return bool(np.any(apart == y) or np.any(fused == y))
+        return bool(np.any(two_steps == y) or np.any(fused == y))
 
     return lambda received, signal: all(
-        map(one, received.ravel(), np.broadcast_to(signal, received.shape).ravel())
+        map(possible, received.ravel(), np.broadcast_to(signal, received.shape).ravel())
     )
 
 
@@ -83,7 +83,7 @@ def in_float32(received: Any, signal: Any) -> bool:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job whose update is θ ← 0 − y/4, so that θ tells y to its last bit."""
-    job = federation(
+    job = make_federation(
         tmp_path_factory.mktemp("attacked"), {"sampler.chains": CHAINS}
     ).job
     plan = job.plan.with_rounds(
@@ -101,13 +101,13 @@ def received_of_a_round(job: Job, folder: Path) -> Any:
     """y[chain, m]."""
     server = open_server(job, folder)
 
-    def one(asks: list[RoundRequest]) -> Reception:
+    def exchange(asks: list[RoundRequest]) -> Reception:
         if asks[0].round:
             raise KeyboardInterrupt
         return Reception(np.tile(SIGNAL, (CHAINS, 1)), np.ones(5, bool), {})
 
     with pytest.raises(KeyboardInterrupt):
-        serve(server, one)
+        serve(server, exchange)
     theta = server.checkpoint.load().chains.position
     assert theta is not None
     return -4 * theta
@@ -136,13 +136,13 @@ def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
         "privacy.epsilon": 300.0,
         "sampler.chains": 40,
     }
-    made = federation(tmp_path, changes, noise="devices")
-    job, far = made.job, np.full((40, 5), 1e6, np.float32)
+    federation = make_federation(tmp_path, changes, noise="devices")
+    job, far = federation.job, np.full((40, 5), 1e6, np.float32)
     ask = RoundRequest(0, 0, far, float(job.plan.gain[0]), 1.0)
     signal = Device(
-        made.inputs.posterior.device(0), replace(job.terms(0), share=0.0)
+        federation.inputs.posterior.device(0), replace(job.terms(0), share=0.0)
     ).answer(ask)
-    sent = made.devices()[0].answer(ask)
+    sent = federation.devices()[0].answer(ask)
     assert 0.1 < np.abs(signal).max() / np.sqrt(job.terms(0).share) < 100
     assert in_float32(sent, signal) == in_float32(sent, -signal)
 

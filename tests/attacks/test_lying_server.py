@@ -25,13 +25,13 @@ from wflmc.apps.federation.messages import RoundRequest
 from wflmc.support.errors import InputError, OverspendError
 
 from ..error_tools import raises_input_error
-from ..federation_tools import Federation, federation
+from ..federation_tools import Federation, make_federation
 
 ROUNDS = 9
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Nine rounds over fading channels, for which every device is promised ε = 1."""
     changes = {
         "privacy.epsilon": 1.0,
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
         "sampler.samples": ROUNDS,
         "sampler.chains": 1,
     }
-    return federation(tmp_path_factory.mktemp("lied-to"), changes)
+    return make_federation(tmp_path_factory.mktemp("lied-to"), changes)
 
 
 def tiny(limit: float, ask: RoundRequest) -> RoundRequest:
@@ -70,20 +70,26 @@ def louder(limit: float, ask: RoundRequest) -> RoundRequest:
     "lie", [tiny, scaled, faded, louder], ids=lambda lie: str(lie.__name__)
 )
 def test_a_device_pays_for_what_arrives(
-    made: Federation, lie: Callable[[float, RoundRequest], RoundRequest]
+    federation: Federation, lie: Callable[[float, RoundRequest], RoundRequest]
 ) -> None:
-    job = made.job
+    job = federation.job
     far = np.full((1, job.plan.dim), 1e6, np.float32)  # where every gradient is clipped
     worst = 0.0
-    for k, device in enumerate(made.devices()):
+    for k, device in enumerate(federation.devices()):
         assert device.ledger is not None
         limit, arrived = float(np.sqrt(job.power[k]) / job.plan.clip[k]), 0.0
-        for at in range(ROUNDS):
+        for round_index in range(ROUNDS):
             gain = float(
-                job.plan.gain[at] * job.plan.weight[at, k] / job.plan.scale[at]
+                job.plan.gain[round_index]
+                * job.plan.weight[round_index, k]
+                / job.plan.scale[round_index]
             )
             ask = RoundRequest(
-                k, at, far, gain or 1e-3, float(job.channel_estimates[at, k])
+                k,
+                round_index,
+                far,
+                gain or 1e-3,
+                float(job.channel_estimates[round_index, k]),
             )
             try:
                 sent = float(np.linalg.norm(device.answer(lie(0.999 * limit, ask))))
@@ -91,38 +97,40 @@ def test_a_device_pays_for_what_arrives(
                 continue
             arrived += (
                 2
-                * float(job.channel_estimates[at, k] * sent) ** 2
+                * float(job.channel_estimates[round_index, k] * sent) ** 2
                 / job.plan.noise_power
             )
         assert arrived <= device.ledger.spent[0] * (1 + 1e-4)
         worst = max(worst, arrived)
-    assert made.inputs.privacy.epsilon_spent(np.full(5, worst)) <= 1 + 1e-6  # type: ignore[operator]
+    assert federation.inputs.privacy.epsilon_spent(np.full(5, worst)) <= 1 + 1e-6  # type: ignore[operator]
 
 
-def test_the_schedule_itself_is_answered(made: Federation) -> None:
-    for k, device in enumerate(made.devices()):
-        for at in np.flatnonzero(made.job.plan.weight[:, k]):
-            theta = np.zeros((1, made.job.plan.dim), np.float32)
+def test_the_schedule_itself_is_answered(federation: Federation) -> None:
+    for k, device in enumerate(federation.devices()):
+        for round_index in np.flatnonzero(federation.job.plan.weight[:, k]):
+            theta = np.zeros((1, federation.job.plan.dim), np.float32)
             device.answer(
                 RoundRequest(
                     k,
-                    int(at),
+                    int(round_index),
                     theta,
-                    float(made.job.gain[at, k]),
-                    float(made.job.channel_estimates[at, k]),
+                    float(federation.job.gain[round_index, k]),
+                    float(federation.job.channel_estimates[round_index, k]),
                 )
             )
         assert device.ledger is not None
-        assert device.ledger.spent[0] == pytest.approx(made.job.plan.spent[k])
+        assert device.ledger.spent[0] == pytest.approx(federation.job.plan.spent[k])
 
 
 def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
     """Else a server could have an answer that was paid for forgotten, and the round with it."""
-    device = federation(tmp_path, noise="channel").devices()[0]
+    device = make_federation(tmp_path, noise="channel").devices()[0]
     terms = device.terms
-    at = next(number for number, gain in enumerate(terms.gain) if gain > 0)
+    round_index = next(number for number, gain in enumerate(terms.gain) if gain > 0)
     here = np.zeros((terms.chains, terms.dim), np.float32)
-    ask = RoundRequest(0, at, here, terms.gain[at], terms.known[at])
+    ask = RoundRequest(
+        0, round_index, here, terms.gain[round_index], terms.known[round_index]
+    )
     sent, spent = device.answer(ask), device.ledger and device.ledger.spent.copy()
     with raises_input_error("request", "another one for round 1"):
         device.answer(ask._replace(theta=here + 1))

@@ -21,21 +21,21 @@ from wflmc.apps.federation.server import open_server, read_log, run_in_process, 
 from wflmc.support.errors import InputError
 
 from ..error_tools import raises_input_error
-from ..federation_tools import Federation, federation
+from ..federation_tools import Federation, make_federation
 
 DEEP = "[" * 5000 + "]" * 5000
 """Deeper than what reads it can go."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return federation(tmp_path_factory.mktemp("damaged"))
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return make_federation(tmp_path_factory.mktemp("damaged"))
 
 
 @pytest.fixture
-def folder(made: Federation, tmp_path: Path) -> Path:
+def folder(federation: Federation, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    return Path(shutil.copytree(made.folder, tmp_path / "federation"))
+    return Path(shutil.copytree(federation.folder, tmp_path / "federation"))
 
 
 def rewrite(path: Path, change: dict[str, Any]) -> None:
@@ -165,11 +165,11 @@ def test_data_of_devices(folder: Path) -> None:
             open_device(folder)
 
 
-def test_progress_of_servers(made: Federation, tmp_path: Path) -> None:
-    server = open_server(made.job, tmp_path)
-    run_in_process(server, made.devices())
+def test_progress_of_servers(federation: Federation, tmp_path: Path) -> None:
+    server = open_server(federation.job, tmp_path)
+    run_in_process(server, federation.devices())
     lines = (server.folder / "rounds.jsonl").read_text()
-    rounds = len(made.job.plan.rounds)
+    rounds = len(federation.job.plan.rounds)
     assert len(read_log(server.folder)) == rounds
     others = [
         "[]",
@@ -204,4 +204,4 @@ def test_progress_of_servers(made: Federation, tmp_path: Path) -> None:
         path.write_bytes(content)
     (server.folder / "ledger.path").write_bytes(b"\xff\x00")
     with pytest.raises(InputError):
-        open_server(made.job, server.folder)
+        open_server(federation.job, server.folder)

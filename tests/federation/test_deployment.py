@@ -132,11 +132,11 @@ def _handshake(served: Path, trusted: Path, host: str) -> None:
     """A TLS handshake in memory, between a server with a certificate and a client that trusts an authority."""
     there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     there.load_cert_chain(served / "server.pem", served / "server.key")
-    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(
-        one, other, server_hostname=host
+        inbound, outbound, server_hostname=host
     )
-    server = there.wrap_bio(other, one, server_side=True)
+    server = there.wrap_bio(outbound, inbound, server_side=True)
     for _ in range(3):
         for side in (client, server):
             try:
@@ -198,12 +198,14 @@ def test_secrets_are_their_owner_s_alone(folder, tmp_path):
 def test_the_app_that_is_sent_out_has_no_code_and_no_secret(folder):
     app = folder / "server" / "app"
     assert [path.name for path in app.iterdir()] == ["pyproject.toml"]
-    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert about["components"] == {
+    settings = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"][
+        "app"
+    ]
+    assert settings["components"] == {
         "serverapp": "wflmc.apps.federation.flower_server:app",
         "clientapp": "wflmc.apps.federation.device:app",
     }
-    assert about["config"].keys() == {"folder", "deadline", "wait"}
+    assert settings["config"].keys() == {"folder", "deadline", "wait"}
     config = tomllib.loads((folder / "server" / "flwr" / "config.toml").read_text())[
         "superlink"
     ]
@@ -225,11 +227,11 @@ def test_commands_name_files_that_are_there(folder):
     ports = set()
     for part in devices:
         own = folder / re.match(r" `(.+)`", part)[1]
-        given = dict(re.findall(r"--([\w-]+) (\S+)", part))
-        assert (own / given["root-certificates"]).exists()
-        assert (own / given["auth-supernode-private-key"]).exists()
-        assert given["superlink"] == "10.0.0.7:9000"
-        ports.add(given["port"])
+        options = dict(re.findall(r"--([\w-]+) (\S+)", part))
+        assert (own / options["root-certificates"]).exists()
+        assert (own / options["auth-supernode-private-key"]).exists()
+        assert options["superlink"] == "10.0.0.7:9000"
+        ports.add(options["port"])
     assert len(ports) == DEVICES
     assert (
         folder / "server" / re.search(r"flwr run (\w+)", text)[1] / "pyproject.toml"
@@ -272,17 +274,19 @@ def _lost(device: int, number: int):
     """A fault: one reply never arrives."""
 
     def fault(answer, who):
-        told = None if answer.has_error() else answer.content["about"].get("round")
-        return None if (who, told) == (device, number) else answer
+        answered_round = (
+            None if answer.has_error() else answer.content["about"].get("round")
+        )
+        return None if (who, answered_round) == (device, number) else answer
 
     return fault
 
 
 def _serve(fed: Path, grid: LocalGrid, **config: object) -> None:
-    given = {"folder": str(fed / "server"), "deadline": 0.0, "wait": 0.0, **config}
+    run_config = {"folder": str(fed / "server"), "deadline": 0.0, "wait": 0.0, **config}
     if not (fed / "server" / "nodes.json").exists():
         _known(fed, {FIRST + k: k for k in range(DEVICES)})
-    serving.app(grid, Context(1, 1, {}, RecordDict(), given))
+    serving.app(grid, Context(1, 1, {}, RecordDict(), run_config))
 
 
 def _losses(folder: Path, name: str = "server") -> list[dict]:
@@ -302,9 +306,9 @@ def _known(folder: Path, nodes: dict[int, int]) -> None:
 def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
     _, inputs, job = setting
     _serve(folder, _grid(folder))
-    found = trace_of(open_server(job, folder / "server")).theta
+    actual = trace_of(open_server(job, folder / "server")).theta
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
-    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=ROUNDING)
     lines = capsys.readouterr().out.splitlines()
     assert len(
         [line for line in lines if re.match(r"round \d: \d of \d sent", line)]
@@ -339,12 +343,12 @@ def test_a_node_that_is_another_device_is_not_heard(folder):
     assert not any(line["loss"][0] or line["loss"][1] for line in _losses(folder))
 
 
-def _stopped_before_keeping(folder: Path, monkeypatch, at: int) -> None:
+def _stopped_before_keeping(folder: Path, monkeypatch, round_index: int) -> None:
     """A server that dies after a round has been paid for and before its result is kept."""
     save = Checkpoint.save
 
     def broken(self, progress):
-        if progress.rounds == at + 1:
+        if progress.rounds == round_index + 1:
             raise KeyboardInterrupt
         save(self, progress)
 
@@ -356,25 +360,25 @@ def _stopped_before_keeping(folder: Path, monkeypatch, at: int) -> None:
 
 def test_a_server_that_died_after_paying_pays_once(folder, setting, monkeypatch):
     _, inputs, job = setting
-    _stopped_before_keeping(folder, monkeypatch, at=2)
+    _stopped_before_keeping(folder, monkeypatch, round_index=2)
     assert len(_losses(folder)) == 3
     _serve(folder, _grid(folder))
     assert [line["round"] for line in _losses(folder)] == list(
         range(len(job.plan.rounds))
     )
     for k in range(DEVICES):
-        asked = np.flatnonzero(job.plan.weight[:, k] > 0).tolist()
-        assert [line["round"] for line in _losses(folder, f"device-{k}")] == asked
-    found = trace_of(open_server(job, folder / "server")).theta
+        sent_rounds = np.flatnonzero(job.plan.weight[:, k] > 0).tolist()
+        assert [line["round"] for line in _losses(folder, f"device-{k}")] == sent_rounds
+    actual = trace_of(open_server(job, folder / "server")).theta
     expected = wflmc.sample(jax.random.key(0), inputs.posterior, job.plan, CHAINS).theta
-    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=ROUNDING)
 
 
 def test_a_device_that_paid_and_is_gone_does_not_hold_up_the_server(
     folder, setting, monkeypatch
 ):
     plan = setting[2].plan
-    _stopped_before_keeping(folder, monkeypatch, at=1)
+    _stopped_before_keeping(folder, monkeypatch, round_index=1)
     _serve(folder, _grid(folder, _lost(device=1, number=1)))
     # What was paid stays paid.
     assert np.allclose([line["loss"] for line in _losses(folder)], plan.loss)

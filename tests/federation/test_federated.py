@@ -42,10 +42,10 @@ from ..federation_tools import (
     ROUNDING,
     SCENARIO,
     Federation,
-    apart,
     app_of,
     expected_chain,
-    federation,
+    largest_difference,
+    make_federation,
     run_on_grid,
 )
 from ..plan_tools import with_context
@@ -99,9 +99,9 @@ def test_data_are_their_owner_s_alone_from_the_start(
     umask = os.umask(0o022)
     try:
         monkeypatch.setattr(np, "savez", savez)
-        made = federation(folder)
+        federation = make_federation(folder)
         (folder / "device-0" / "data.npz.part").touch(mode=0o644)
-        write_federation(folder, made.scenario, made.inputs, made.job)
+        write_federation(folder, federation.scenario, federation.inputs, federation.job)
     finally:
         os.umask(umask)
     assert modes == {
@@ -118,21 +118,26 @@ def test_data_are_their_owner_s_alone_from_the_start(
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
-    made = federation(tmp_path, SYSTEMS[name])
-    server = made.server()
+    federation = make_federation(tmp_path, SYSTEMS[name])
+    server = federation.server()
     run_on_grid(server, devices_in(tmp_path))
-    found, simulated = trace_of(server, made.inputs.posterior), made.simulated()
+    federated, simulated = (
+        trace_of(server, federation.inputs.posterior),
+        federation.simulated(),
+    )
     moved = float(np.abs(np.diff(simulated.theta, axis=1)).max())
-    assert apart(found, simulated) < ROUNDING < moved
+    assert largest_difference(federated, simulated) < ROUNDING < moved
     if server.ledger is not None:
-        np.testing.assert_allclose(server.ledger.spent, made.job.plan.spent, rtol=1e-12)
+        np.testing.assert_allclose(
+            server.ledger.spent, federation.job.plan.spent, rtol=1e-12
+        )
         # Every device has recorded the same for itself, including an earlier release.
         for k in range(5):
             own = open_device(tmp_path / f"device-{k}").ledger
             assert own is not None
-            assert own.spent[0] >= (made.job.plan.spent + made.inputs.spent)[k] * (
-                1 - 1e-9
-            )
+            assert own.spent[0] >= (
+                federation.job.plan.spent + federation.inputs.spent
+            )[k] * (1 - 1e-9)
 
 
 def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
@@ -166,7 +171,9 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
     server = open_server(job, tmp_path)
     run_on_grid(server, app_of(devices))
     assert (
-        apart(trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2))
+        largest_difference(
+            trace_of(server, posterior), wflmc.sample(key, posterior, plan, chains=2)
+        )
         < ROUNDING
     )
 
@@ -194,42 +201,46 @@ def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
 
 
 def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
-    made = federation(tmp_path)
+    federation = make_federation(tmp_path)
     pattern = np.random.default_rng(3).random((7, 5)) < 0.6
     pattern[2] = False  # nobody at all
-    devices = made.devices()
-    server = made.server()
+    devices = federation.devices()
+    server = federation.server()
     serve(server, absent_in(pattern, devices))
-    sent = pattern & (made.job.plan.weight > 0)
-    wanted = expected_chain(made.job, made.inputs.posterior, sent)
-    found = np.asarray(trace_of(server).theta).swapaxes(0, 1)
-    np.testing.assert_allclose(found, wanted[3:], atol=ROUNDING)
+    sent = pattern & (federation.job.plan.weight > 0)
+    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)
+    actual = np.asarray(trace_of(server).theta).swapaxes(0, 1)
+    np.testing.assert_allclose(actual, wanted[3:], atol=ROUNDING)
     assert (
         np.abs(
             wanted
-            - expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)
+            - expected_chain(
+                federation.job,
+                federation.inputs.posterior,
+                federation.job.plan.weight > 0,
+            )
         ).max()
         > 0.01
     )
     assert server.ledger is not None
     np.testing.assert_allclose(
-        server.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12
+        server.ledger.spent, (federation.job.plan.loss * sent).sum(0), rtol=1e-12
     )
     log = read_log(server.folder)
     assert [line["sent"] for line in log] == sent.sum(1).tolist()
     assert log[0]["absent"] == {
         str(k): "late"
-        for k in np.flatnonzero(~pattern[0] & (made.job.plan.weight[0] > 0))
+        for k in np.flatnonzero(~pattern[0] & (federation.job.plan.weight[0] > 0))
     }
 
 
 def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    server = made.server()
-    run_on_grid(server, made.app())
-    wanted = expected_chain(made.job, made.inputs.posterior, made.job.plan.weight > 0)[
-        3:
-    ]
+    federation = make_federation(tmp_path)
+    server = federation.server()
+    run_on_grid(server, federation.app())
+    wanted = expected_chain(
+        federation.job, federation.inputs.posterior, federation.job.plan.weight > 0
+    )[3:]
     np.testing.assert_allclose(
         np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING
     )
@@ -239,7 +250,7 @@ def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
 def test_the_server_adds_less_noise_where_the_channel_adds_more(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    job = federation(tmp_path, changes).job
+    job = make_federation(tmp_path, changes).job
     plan = job.plan.with_rounds(server_noise=3 * job.plan.noise_variance)
     job = replace(job, plan=plan)
     for count in range(1, plan.devices + 1):
@@ -260,10 +271,12 @@ def test_the_server_adds_what_the_shares_that_came_leave_open() -> None:
     plan = job.plan
     for count in (3, 4, 5):
         scale, noise = rescale(job, 1, np.arange(5) < count)
-        shares = (
+        received_variance = (
             count / 3 * plan.noise_power * (plan.kick[1] * scale / plan.gain[1]) ** 2
         )
-        assert shares + float(noise) == pytest.approx(plan.noise_variance[1], rel=1e-5)
+        assert received_variance + float(noise) == pytest.approx(
+            plan.noise_variance[1], rel=1e-5
+        )
 
 
 class CrashError(Exception):
@@ -271,7 +284,7 @@ class CrashError(Exception):
 
 
 @contextmanager
-def crash(server: Server, at: int, moment: str) -> Iterator[None]:
+def crash(server: Server, round_index: int, moment: str) -> Iterator[None]:
     """Let the server die in a round, before or after it pays for it or keeps it."""
     when, _, what = moment.partition(" ")
     owner, name = (
@@ -281,10 +294,10 @@ def crash(server: Server, at: int, moment: str) -> Iterator[None]:
 
     def dying(*args: Any, **keywords: Any) -> None:
         calls.append(args)
-        if len(calls) == at + 1 and when == "before":
+        if len(calls) == round_index + 1 and when == "before":
             raise CrashError
         original(*args, **keywords)
-        if len(calls) == at + 1:
+        if len(calls) == round_index + 1:
             raise CrashError
 
     with pytest.MonkeyPatch.context() as patch:
@@ -296,10 +309,10 @@ def crash(server: Server, at: int, moment: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]:
     """A federation that nothing has disturbed."""
-    made = federation(tmp_path_factory.mktemp("whole"))
-    server = made.server()
-    run_on_grid(server, made.app())
-    return made, server
+    federation = make_federation(tmp_path_factory.mktemp("whole"))
+    server = federation.server()
+    run_on_grid(server, federation.app())
+    return federation, server
 
 
 @pytest.mark.parametrize(
@@ -308,44 +321,44 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Server]
 def test_a_server_that_dies_goes_on_without_paying_twice(
     whole: tuple[Federation, Server], tmp_path: Path, moment: str
 ) -> None:
-    made, undisturbed = whole
-    devices, server = made.devices(), open_server(made.job, tmp_path)
+    federation, undisturbed = whole
+    devices, server = federation.devices(), open_server(federation.job, tmp_path)
     with crash(server, 3, moment):
         run_on_grid(server, app_of(devices))
-    again = open_server(made.job, tmp_path)
+    again = open_server(federation.job, tmp_path)
     assert again.checkpoint.load().rounds == (4 if moment == "after keeping" else 3)
     run_on_grid(again, app_of(devices))
-    assert apart(trace_of(again), trace_of(undisturbed)) == 0
+    assert largest_difference(trace_of(again), trace_of(undisturbed)) == 0
     assert again.ledger is not None
     assert undisturbed.ledger is not None
-    assert again.ledger.rounds(made.job.run) == 7 == len(again.ledger.entries)
+    assert again.ledger.rounds(federation.job.run) == 7 == len(again.ledger.entries)
     assert [line["round"] for line in read_log(again.folder)] == list(range(7))
     np.testing.assert_array_equal(again.ledger.spent, undisturbed.ledger.spent)
     # Nor have devices paid for a round that was requested again.
     for k, device in enumerate(devices):
         assert device.ledger is not None
-        asked = np.flatnonzero(made.job.plan.weight[:, k] > 0).tolist()
-        assert [number for _, number in device.ledger.entries] == asked
+        sent_rounds = np.flatnonzero(federation.job.plan.weight[:, k] > 0).tolist()
+        assert [number for _, number in device.ledger.entries] == sent_rounds
 
 
 def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(5).bytes)
-    made = federation(tmp_path, {"sampler.chains": 400}, noise="channel")
-    plan, totals, server = made.job.plan, [], made.server()
-    devices, states = made.devices(), [made.job.position]
+    federation = make_federation(tmp_path, {"sampler.chains": 400}, noise="channel")
+    plan, totals, server = federation.job.plan, [], federation.server()
+    devices, states = federation.devices(), [federation.job.position]
 
     def exchange(asks: list[RoundRequest]) -> Reception:
         states.append(np.asarray(asks[0].theta))
-        heard = absent_in(np.ones((7, 5), bool), devices)(asks)
-        totals.append(heard.total)
-        return heard
+        reception = absent_in(np.ones((7, 5), bool), devices)(asks)
+        totals.append(reception.total)
+        return reception
 
     with crash(server, 2, "after paying"):
         serve(server, exchange)
-    serve(made.server(), exchange)
-    again = made.server().ledger
+    serve(federation.server(), exchange)
+    again = federation.server().ledger
     assert again is not None
     np.testing.assert_allclose(again.spent, plan.spent, rtol=1e-12)
     # Devices have answered the repeated round at no cost.
@@ -363,24 +376,24 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(
     tmp_path: Path,
 ) -> None:
     """A smaller set under the same noise would give its difference away, and nobody waits for ever."""
-    made = federation(tmp_path)
-    devices = made.devices()
+    federation = make_federation(tmp_path)
+    devices = federation.devices()
     pattern = np.ones((7, 5), bool)
-    server = made.server()
+    server = federation.server()
     with crash(server, 0, "after paying"):
         serve(server, absent_in(pattern, devices))
-    assert made.server().checkpoint.load().rounds == 0
+    assert federation.server().checkpoint.load().rounds == 0
     pattern[0, 3] = False
-    again = made.server()
+    again = federation.server()
     serve(again, absent_in(pattern, devices))
-    sent = made.job.plan.weight > 0
+    sent = federation.job.plan.weight > 0
     assert again.ledger is not None
     # The lost round is paid for.
     np.testing.assert_array_equal(
-        again.ledger.spent, (made.job.plan.loss * sent).sum(0)
+        again.ledger.spent, (federation.job.plan.loss * sent).sum(0)
     )
     sent[0] = False
-    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
     np.testing.assert_allclose(
         np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
     )
@@ -392,20 +405,20 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(
 
 def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
     """From the start again, with other senders, the same noise would be under other sums."""
-    made = federation(tmp_path)
-    run_on_grid(made.server(), made.app())
+    federation = make_federation(tmp_path)
+    run_on_grid(federation.server(), federation.app())
     (tmp_path / "server" / "progress.npz").unlink()
     with raises_input_error("ledger", "7 rounds", "0 rounds"):
-        made.server()
+        federation.server()
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    server, refused = made.server(), []
+    federation = make_federation(tmp_path)
+    server, refused = federation.server(), []
 
     def exchange(asks: list[RoundRequest]) -> Reception:
         with raises_input_error("job", f"process {os.getpid()}"):
-            serve(made.server(), exchange)
+            serve(federation.server(), exchange)
         refused.append(len(asks))
         return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
 
@@ -414,69 +427,69 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_cut_short_is_read(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    run_on_grid(made.server(), made.app())
+    federation = make_federation(tmp_path)
+    run_on_grid(federation.server(), federation.app())
     log = tmp_path / "server" / "rounds.jsonl"
     log.write_text(log.read_text()[:-9])
     assert [line["round"] for line in read_log(tmp_path / "server")] == list(range(6))
 
 
 def test_a_trace_does_not_give_the_noise_away(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    server = made.server()
-    run_on_grid(server, made.app())
+    federation = make_federation(tmp_path)
+    server = federation.server()
+    run_on_grid(server, federation.app())
     assert trace_of(server).key is None
 
 
 def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> None:
     """Another set of senders under the same noise would give its difference away."""
-    made = federation(tmp_path)
-    devices = made.devices()
+    federation = make_federation(tmp_path)
+    devices = federation.devices()
     pattern = np.ones((7, 5), bool)
     pattern[0, 1] = False
-    server = made.server()
+    server = federation.server()
     with crash(server, 0, "after paying"):
         serve(server, absent_in(pattern, devices))
-    again = made.server()
+    again = federation.server()
     serve(again, absent_in(np.ones((7, 5), bool), devices))
-    sent = made.job.plan.weight > 0
+    sent = federation.job.plan.weight > 0
     sent[0, 1] = False
     assert again.ledger is not None
     np.testing.assert_allclose(
-        again.ledger.spent, (made.job.plan.loss * sent).sum(0), rtol=1e-12
+        again.ledger.spent, (federation.job.plan.loss * sent).sum(0), rtol=1e-12
     )
-    wanted = expected_chain(made.job, made.inputs.posterior, sent)[3:]
+    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
     np.testing.assert_allclose(
         np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
     )
 
 
 def test_a_ledger_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    run_on_grid(made.server(), made.app())
+    federation = make_federation(tmp_path)
+    run_on_grid(federation.server(), federation.app())
     lines = (tmp_path / "server" / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "server" / "ledger.jsonl").write_text("".join(lines[:-1]))
     with raises_input_error("ledger", "7 lines", "counts 8"):
-        made.server()
+        federation.server()
     for name in ("ledger.jsonl", "ledger.jsonl.head"):
         (tmp_path / "server" / name).unlink()
     with raises_input_error("ledger", "0 rounds", "7 rounds"):
-        made.server()
+        federation.server()
 
 
 def test_a_job_that_overspends_is_refused_before_anything_is_asked(
     tmp_path: Path,
 ) -> None:
-    made = federation(tmp_path)
+    federation = make_federation(tmp_path)
     three = wflmc.apps.federation.job.make_job(
         jax.random.key(0),
-        made.inputs.posterior,
-        made.inputs.link,
-        made.job.plan,
+        federation.inputs.posterior,
+        federation.inputs.link,
+        federation.job.plan,
         chains=3,
         releases=3,
     )
-    if np.all(3 * made.job.plan.spent <= made.inputs.privacy.budget(5)):
+    if np.all(3 * federation.job.plan.spent <= federation.inputs.privacy.budget(5)):
         pytest.fail("the plan does not reach its budget: the test shows nothing")
     with pytest.raises(OverspendError):
         open_server(three, tmp_path / "three")
@@ -484,15 +497,20 @@ def test_a_job_that_overspends_is_refused_before_anything_is_asked(
 
 def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -> None:
     for name, changes in SYSTEMS.items():
-        made = federation(tmp_path / name.replace(" ", "-"), changes)
-        again = Job.load(made.folder / "server")
-        assert again.run == made.job.run
-        np.testing.assert_array_equal(again.plan.loss, made.job.plan.loss)
-        assert Terms.load(made.folder / "device-3" / "terms.json") == made.job.terms(3)
-        fine = replace(made.job, noise="channel").lattice
-        assert (fine is None) == (not made.job.plan.clips)
+        federation = make_federation(tmp_path / name.replace(" ", "-"), changes)
+        again = Job.load(federation.folder / "server")
+        assert again.run == federation.job.run
+        np.testing.assert_array_equal(again.plan.loss, federation.job.plan.loss)
+        assert Terms.load(
+            federation.folder / "device-3" / "terms.json"
+        ) == federation.job.terms(3)
+        fine = replace(federation.job, noise="channel").lattice
+        assert (fine is None) == (not federation.job.plan.clips)
         # Hardly wider than planned.
-        assert fine is None or 1 < fine.variance / made.job.plan.noise_power < 1 + 1e-5
+        assert (
+            fine is None
+            or 1 < fine.variance / federation.job.plan.noise_power < 1 + 1e-5
+        )
     with raises_input_error("job", tmp_path / "job.npz"):
         Job.load(tmp_path)
 
@@ -500,7 +518,7 @@ def test_jobs_and_terms_survive_their_files_and_have_a_lattice(tmp_path: Path) -
 def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(
     tmp_path: Path,
 ) -> None:
-    federation(tmp_path)
+    make_federation(tmp_path)
     job, terms = tmp_path / "server" / "job.json", tmp_path / "device-0" / "terms.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
     with raises_input_error("job", tmp_path / "server"):
@@ -516,8 +534,8 @@ def test_a_federation_that_an_earlier_version_prepared_does_not_go_on(
 
 
 def test_the_servers_folder_has_none_of_the_data(tmp_path: Path) -> None:
-    made = federation(tmp_path)
-    features = made.inputs.posterior.features
+    federation = make_federation(tmp_path)
+    features = federation.inputs.posterior.features
     for name in ("job.npz", "plan.npz"):
         with np.load(tmp_path / "server" / name) as saved:
             arrays = [
@@ -543,41 +561,46 @@ def test_whoever_sends_nobody_spends_more_than_planned(
     sent = np.array(pattern)
     for job in _jobs():
         planned, total = job.planned_loss, np.zeros(5)
-        for at in range(7):
-            senders = sent[at] & (job.plan.weight[at] > 0)
-            loss = job.loss(at, senders)
+        for round_index in range(7):
+            senders = sent[round_index] & (job.plan.weight[round_index] > 0)
+            loss = job.loss(round_index, senders)
             assert np.all(loss[~senders] == 0)
-            assert np.all(loss <= planned[at] * (1 + 1e-12))
+            assert np.all(loss <= planned[round_index] * (1 + 1e-12))
             total += loss
         assert np.all(total <= job.plan.privacy.budget(5) * (1 + 1e-9))
 
 
 def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -> None:
-    made = federation(tmp_path, {"link.csi_error": 0.2})
-    plan, truth = made.job.plan, np.abs(made.inputs.link.gains(7, 5))
+    federation = make_federation(tmp_path, {"link.csi_error": 0.2})
+    plan, truth = federation.job.plan, np.abs(federation.inputs.link.gains(7, 5))
     assert plan.received is not None
     assert np.abs(plan.received - 1).max() > 0.05
     np.testing.assert_allclose(
-        made.job.channel_estimates * plan.received, truth, rtol=1e-6
+        federation.job.channel_estimates * plan.received, truth, rtol=1e-6
     )
     asks: list[RoundRequest] = []
 
-    def exchange(found: list[RoundRequest]) -> Reception:
-        asks.extend(found)
+    def exchange(requests: list[RoundRequest]) -> Reception:
+        asks.extend(requests)
         return Reception(np.zeros((2, 5), np.float32), np.zeros(5, bool), {})
 
-    serve(made.server(), exchange)
+    serve(federation.server(), exchange)
     for ask in asks:
         assert ask.channel_gain == pytest.approx(truth[ask.round, ask.device], rel=1e-6)
-        assert ask.channel_estimate == made.job.channel_estimates[ask.round, ask.device]
+        assert (
+            ask.channel_estimate
+            == federation.job.channel_estimates[ask.round, ask.device]
+        )
 
 
 def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) -> None:
-    made = federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
-    server = made.server()
+    federation = make_federation(tmp_path, {"link.csi_error": 0.1}, releases=3)
+    server = federation.server()
     run_on_grid(server, devices_in(tmp_path))
     assert server.ledger is not None
-    np.testing.assert_allclose(server.ledger.spent, 3 * made.job.plan.spent, rtol=1e-12)
+    np.testing.assert_allclose(
+        server.ledger.spent, 3 * federation.job.plan.spent, rtol=1e-12
+    )
     assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
     for k in range(5):
         own = open_device(tmp_path / f"device-{k}").ledger
@@ -588,13 +611,15 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(
     tmp_path: Path,
 ) -> None:
-    made = federation(tmp_path, {"privacy.epsilon": None, "privacy.delta": None})
-    run_on_grid(made.server(), made.app())
-    plan = made.job.plan.with_rounds(gain=made.job.plan.gain * 0.9)
-    other = replace(made.job, plan=plan)
-    assert other.run != made.job.run
+    federation = make_federation(
+        tmp_path, {"privacy.epsilon": None, "privacy.delta": None}
+    )
+    run_on_grid(federation.server(), federation.app())
+    plan = federation.job.plan.with_rounds(gain=federation.job.plan.gain * 0.9)
+    other = replace(federation.job, plan=plan)
+    assert other.run != federation.job.run
     devices = [
-        Device(made.inputs.posterior.device(k), other.terms(k)) for k in range(5)
+        Device(federation.inputs.posterior.device(k), other.terms(k)) for k in range(5)
     ]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "ledger.path").write_text("../server/ledger.jsonl")
@@ -604,7 +629,7 @@ def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(
     assert server.checkpoint.load().rounds == 0
     fresh = replace(other, key=other.key + np.uint32(1))
     devices = [
-        Device(made.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)
+        Device(federation.inputs.posterior.device(k), fresh.terms(k)) for k in range(5)
     ]
     (tmp_path / "fresh").mkdir()
     (tmp_path / "fresh" / "ledger.path").write_text("../server/ledger.jsonl")
@@ -614,7 +639,7 @@ def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(
 
 
 def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
-    job = federation(tmp_path).job
+    job = make_federation(tmp_path).job
     others = [
         replace(job, releases=2),
         replace(job, noise="devices"),
@@ -633,12 +658,12 @@ def test_jobs_that_differ_in_anything_have_other_names(tmp_path: Path) -> None:
 def test_a_plan_uses_its_budget_whoever_adds_the_noise(
     tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    made = federation(
+    federation = make_federation(
         tmp_path, {"policy.power": "noiseless-dp"}, noise="devices", **how
     )
-    used = made.job.planned_loss.sum(0) / made.inputs.privacy.budget(5)
+    used = federation.job.planned_loss.sum(0) / federation.inputs.privacy.budget(5)
     np.testing.assert_allclose(used, 1, rtol=1e-6)
-    assert not np.any(made.job.plan.ledger)
+    assert not np.any(federation.job.plan.ledger)
 
 
 def test_noise_of_a_sum_is_that_of_all_shares_in_it_and_a_message_has_one() -> None:

@@ -45,11 +45,11 @@ def test_draws_have_the_probabilities_of_the_discrete_gaussian(
     draws = discrete_gaussian(scale, size)
     values, chance = probabilities(scale)
     common = values[chance * size > 8]
-    found = [np.sum(draws == value) for value in common]
+    counts = [np.sum(draws == value) for value in common]
     wanted = chance[chance * size > 8] * size
     assert (
         stats.chisquare(
-            [*found, size - sum(found)], [*wanted, size - wanted.sum()]
+            [*counts, size - sum(counts)], [*wanted, size - wanted.sum()]
         ).pvalue
         > 1e-4
     )
@@ -98,8 +98,8 @@ def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(
     other = np.interp(values - moved, values, chance)
     loss = moved**2 / (2 * (scale**2 - 16))
     for epsilon in (0.01, 0.3, 1.0, 4.0):
-        apart = float(np.sum(np.maximum(chance - np.exp(epsilon) * other, 0.0)))
-        assert apart <= float(delta_spent(loss, epsilon)) * (1 + 1e-9) + 1e-15
+        delta = float(np.sum(np.maximum(chance - np.exp(epsilon) * other, 0.0)))
+        assert delta <= float(delta_spent(loss, epsilon)) * (1 + 1e-9) + 1e-15
 
 
 def test_noise_is_wider_by_what_rounding_moves() -> None:
@@ -109,15 +109,15 @@ def test_noise_is_wider_by_what_rounding_moves() -> None:
         np.array([[4.0, 4.0], [4.0, 9.0]]),
         8000,
     )
-    found = Lattice.fitted(1.7, change, norm, 500.0, dim)
+    lattice_fit = Lattice.fitted(1.7, change, norm, 500.0, dim)
     sent = change > 0
-    moved = change[sent] + np.sqrt(dim) * found.step + FLOAT32_CHANGE * norm[sent]
-    assert np.all(moved / np.sqrt(found.variance) <= change[sent] / 1.7)
-    assert np.sqrt(found.variance) < 1.7 * 1.01
-    assert np.log2(found.step) % 1 == 0
+    moved = change[sent] + np.sqrt(dim) * lattice_fit.step + FLOAT32_CHANGE * norm[sent]
+    assert np.all(moved / np.sqrt(lattice_fit.variance) <= change[sent] / 1.7)
+    assert np.sqrt(lattice_fit.variance) < 1.7 * 1.01
+    assert np.log2(lattice_fit.step) % 1 == 0
     signals = np.random.default_rng(0).normal(size=(1000, 20)) / 2
-    parts = found.rounded(signals)
-    assert np.abs(parts - signals).max() <= found.step / 2
+    parts = lattice_fit.rounded(signals)
+    assert np.abs(parts - signals).max() <= lattice_fit.step / 2
     # Sums are exact, so equal in any order.
     np.testing.assert_array_equal(parts.sum(0), parts[::-1].sum(0))
 

@@ -37,9 +37,9 @@ from ..federation_tools import (
     FIRST,
     Federation,
     LocalGrid,
-    apart,
     app_of,
-    federation,
+    largest_difference,
+    make_federation,
     run_on_grid,
 )
 
@@ -52,7 +52,7 @@ Change = Callable[[Any, dict[str, Any]], Any]
 def with_array(values: Any) -> Change:
     """The same reply with another array."""
 
-    def change(message: Any, about: dict[str, Any]) -> Any:
+    def change(message: Any, memory: dict[str, Any]) -> Any:
         record = flwr.ArrayRecord(
             [np.asarray(values(message.content["signal"].to_numpy_ndarrays()[0]))]
         )
@@ -64,14 +64,14 @@ def with_array(values: Any) -> Change:
 def with_about(**other: Any) -> Change:
     """The same reply with other words."""
 
-    def change(message: Any, about: dict[str, Any]) -> Any:
+    def change(message: Any, memory: dict[str, Any]) -> Any:
         words = flwr.ConfigRecord({**dict(message.content["about"]), **other})
         return flwr.RecordDict({"signal": message.content["signal"], "about": words})
 
     return change
 
 
-def broken_bytes(message: Any, about: dict[str, Any]) -> Any:
+def broken_bytes(message: Any, memory: dict[str, Any]) -> Any:
     (array,) = message.content["signal"].values()
     other = flwr.Array(
         dtype="float32", shape=(2, 5), stype="numpy.ndarray", data=array.data[:-7]
@@ -81,7 +81,7 @@ def broken_bytes(message: Any, about: dict[str, Any]) -> Any:
     )
 
 
-def pickled(message: Any, about: dict[str, Any]) -> Any:
+def pickled(message: Any, memory: dict[str, Any]) -> Any:
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     other = flwr.Array(
@@ -92,7 +92,7 @@ def pickled(message: Any, about: dict[str, Any]) -> Any:
     )
 
 
-def archived(message: Any, about: dict[str, Any]) -> Any:
+def archived(message: Any, memory: dict[str, Any]) -> Any:
     """NumPy reads it, but not as an array."""
     buffer = io.BytesIO()
     np.savez(buffer, a=np.zeros((2, 5), np.float32))
@@ -104,7 +104,7 @@ def archived(message: Any, about: dict[str, Any]) -> Any:
     )
 
 
-def lying(message: Any, about: dict[str, Any]) -> Any:
+def lying(message: Any, memory: dict[str, Any]) -> Any:
     """A header that promises a terabyte."""
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (500000, 500000)}"
     header += b" " * (117 - len(header)) + b"\n"
@@ -115,9 +115,9 @@ def lying(message: Any, about: dict[str, Any]) -> Any:
     )
 
 
-def replayed(message: Any, about: dict[str, Any]) -> Any:
+def replayed(message: Any, memory: dict[str, Any]) -> Any:
     """The reply of the first round, again and again."""
-    return about.setdefault("first", message.content)
+    return memory.setdefault("first", message.content)
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
@@ -147,18 +147,18 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a header that lies": (lying, "malformed"),
     "the other byte order": (with_array(lambda x: x.astype(">f4")), "malformed"),
     "one record more": (
-        lambda message, about: flwr.RecordDict(
+        lambda message, memory: flwr.RecordDict(
             {**dict(message.content), "x": flwr.ConfigRecord({"a": 1})}
         ),
         "malformed",
     ),
-    "no records": (lambda message, about: flwr.RecordDict(), "malformed"),
+    "no records": (lambda message, memory: flwr.RecordDict(), "malformed"),
     "other records": (
-        lambda message, about: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}),
+        lambda message, memory: flwr.RecordDict({"x": flwr.ConfigRecord({"a": 1})}),
         "malformed",
     ),
     "wrong kind": (
-        lambda message, about: flwr.RecordDict(
+        lambda message, memory: flwr.RecordDict(
             {"signal": flwr.ConfigRecord({"a": 1}), "about": message.content["about"]}
         ),
         "malformed",
@@ -172,17 +172,19 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Three rounds; every test has servers and devices of its own."""
     changes = {"sampler.burn_in": 1, "sampler.samples": 2}
-    return federation(tmp_path_factory.mktemp("federation"), changes)
+    return make_federation(tmp_path_factory.mktemp("federation"), changes)
 
 
 @pytest.fixture(scope="module")
-def without(made: Federation) -> Server:
+def without(federation: Federation) -> Server:
     """The chain where the device is silent from the second round on."""
-    server = made.server("without")
-    run_on_grid(server, made.app(), fault=from_the_second_on(lambda message: None))
+    server = federation.server("without")
+    run_on_grid(
+        server, federation.app(), fault=from_the_second_on(lambda message: None)
+    )
     return server
 
 
@@ -201,7 +203,7 @@ def from_the_second_on(change: Callable[[Any], Any]) -> Callable[[Any, int], Any
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_bad_reply_counts_as_absent(
-    made: Federation, without: Server, name: str
+    federation: Federation, without: Server, name: str
 ) -> None:
     change, words = FAULTS[name]
     memory: dict[str, Any] = {}
@@ -216,30 +218,34 @@ def test_a_bad_reply_counts_as_absent(
         return fault(message, device)
 
     fault = from_the_second_on(spoil)
-    server = made.server(name.replace(" ", "-"))
-    run_on_grid(server, made.app(), fault=remember)
-    assert apart(trace_of(server), trace_of(without)) == 0
+    server = federation.server(name.replace(" ", "-"))
+    run_on_grid(server, federation.app(), fault=remember)
+    assert largest_difference(trace_of(server), trace_of(without)) == 0
     assert server.ledger is not None
     assert without.ledger is not None
     np.testing.assert_array_equal(server.ledger.spent, without.ledger.spent)
     reasons = [line["absent"].get(str(BAD), "") for line in read_log(server.folder)]
-    asked = made.job.plan.weight[:, BAD] > 0
-    assert asked[0]
-    assert asked[1:].any()
+    requested = federation.job.plan.weight[:, BAD] > 0
+    assert requested[0]
+    assert requested[1:].any()
     assert reasons[0] == ""
-    told = [reason for reason, was in zip(reasons[1:], asked[1:], strict=True) if was]
-    assert all(reason.startswith(f"rejected, {words}") for reason in told)
+    given_reasons = [
+        reason for reason, was in zip(reasons[1:], requested[1:], strict=True) if was
+    ]
+    assert all(reason.startswith(f"rejected, {words}") for reason in given_reasons)
 
 
 def test_a_device_that_fails_is_absent_and_tells_nothing(
-    made: Federation, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    federation: Federation,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(ask: RoundRequest) -> Any:
         raise ArithmeticError("a secret of the data: 42")
 
-    devices = made.devices()
+    devices = federation.devices()
     monkeypatch.setattr(devices[BAD], "answer", fail)
-    server = made.server("failing")
+    server = federation.server("failing")
     run_on_grid(server, app_of(devices))
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {
         None
@@ -252,7 +258,9 @@ def test_a_device_that_fails_is_absent_and_tells_nothing(
     assert "a secret of the data: 42" in caplog.text  # in the device's own log
 
 
-def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> None:
+def test_a_reply_that_flower_cannot_put_together_is_absent(
+    federation: Federation,
+) -> None:
     spoiled: set[str] = set()
 
     class Spoiled(LocalGrid):
@@ -271,12 +279,15 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
                 raise KeyError("a class that nobody knows")
             return super().pull_messages(wanted)
 
-    server = made.server("spoiled")
-    serve(server, Transport(Spoiled(made.app(), 5), made.job, NODES, deadline=0.0))
-    asked = made.job.plan.weight > 0
+    server = federation.server("spoiled")
+    serve(
+        server,
+        Transport(Spoiled(federation.app(), 5), federation.job, NODES, deadline=0.0),
+    )
+    requested = federation.job.plan.weight > 0
     log = read_log(server.folder)
     assert [set(line["absent"]) for line in log] == [
-        {str(BAD)} if row[BAD] else set() for row in asked
+        {str(BAD)} if row[BAD] else set() for row in requested
     ]
     assert {line["absent"].get(str(BAD), "")[:19] for line in log} <= {
         "rejected, malformed",
@@ -284,7 +295,7 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(made: Federation) -> 
     }
 
 
-def test_late_answers_are_not_read(made: Federation) -> None:
+def test_late_answers_are_not_read(federation: Federation) -> None:
     """What comes after the deadline is never asked for again, in this round or the next."""
     held: dict[str, Any] = {}
 
@@ -297,35 +308,41 @@ def test_late_answers_are_not_read(made: Federation) -> None:
             )
             return now
 
-    server = made.server("slow")
+    server = federation.server("slow")
     serve(
         server,
-        Transport(Slow(made.app(), 5), made.job, NODES, deadline=0.02, poll=0.001),
+        Transport(
+            Slow(federation.app(), 5), federation.job, NODES, deadline=0.02, poll=0.001
+        ),
     )
-    asked = int((made.job.plan.weight[:, BAD] > 0).sum())
-    assert len(held) == asked
+    requests = int((federation.job.plan.weight[:, BAD] > 0).sum())
+    assert len(held) == requests
     assert (
         sum(
             "late" in line["absent"].get(str(BAD), "")
             for line in read_log(server.folder)
         )
-        == asked
+        == requests
     )
     assert server.ledger is not None
     assert server.ledger.spent[BAD] == 0
 
 
-def test_nodes_of_an_engine_say_who_they_are(made: Federation) -> None:
-    grid = LocalGrid(made.app(), 5)
+def test_nodes_of_an_engine_say_who_they_are(federation: Federation) -> None:
+    grid = LocalGrid(federation.app(), 5)
     assert (
-        identify_devices(Transport(grid, made.job, {}, deadline=0.0), wait=0.0) == NODES
+        identify_devices(Transport(grid, federation.job, {}, deadline=0.0), wait=0.0)
+        == NODES
     )
 
 
-def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
+def test_a_node_behind_no_registered_key_is_not_asked(federation: Federation) -> None:
     nodes = {node: k for node, k in NODES.items() if k != BAD}
-    server = made.server("unregistered")
-    serve(server, Transport(LocalGrid(made.app(), 5), made.job, nodes, deadline=0.0))
+    server = federation.server("unregistered")
+    serve(
+        server,
+        Transport(LocalGrid(federation.app(), 5), federation.job, nodes, deadline=0.0),
+    )
     reasons = {line["absent"].get(str(BAD)) for line in read_log(server.folder)} - {
         None
     }
@@ -333,22 +350,22 @@ def test_a_node_behind_no_registered_key_is_not_asked(made: Federation) -> None:
 
 
 @pytest.fixture
-def device(tmp_path: Path, made: Federation) -> tuple[Device, RoundRequest]:
+def device(tmp_path: Path, federation: Federation) -> tuple[Device, RoundRequest]:
     """A device with a fresh ledger, and a request that it answers."""
-    shutil.copytree(made.folder / "device-0", tmp_path / "device-0")
-    plan = made.job.plan
-    at = int(np.argmax(plan.weight[:, 0] > 0))
-    return open_device(tmp_path / "device-0"), asked(made, at)
+    shutil.copytree(federation.folder / "device-0", tmp_path / "device-0")
+    plan = federation.job.plan
+    round_index = int(np.argmax(plan.weight[:, 0] > 0))
+    return open_device(tmp_path / "device-0"), request_of_round(federation, round_index)
 
 
-def asked(made: Federation, at: int) -> RoundRequest:
+def request_of_round(federation: Federation, round_index: int) -> RoundRequest:
     """What the plan asks of device 0 in a round."""
     return RoundRequest(
         0,
-        at,
-        made.job.position,
-        float(made.job.gain[at, 0]),
-        float(made.job.channel_estimates[at, 0]),
+        round_index,
+        federation.job.position,
+        float(federation.job.gain[round_index, 0]),
+        float(federation.job.channel_estimates[round_index, 0]),
     )
 
 
@@ -384,9 +401,13 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(
     tmp_path: Path,
 ) -> None:
     """Nothing fades on an ideal link: α r/|ĥ| with a small |ĥ| would drown the device's own noise."""
-    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
+    federation = make_federation(
+        tmp_path, {"policy.power": "noiseless-dp"}, noise="devices"
+    )
     alone = open_device(tmp_path / "device-0")
-    ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
+    ask = RoundRequest(
+        0, 0, federation.job.position, float(federation.job.plan.gain[0]), 1.0
+    )
     for known in (1e-8, 0.999, 1e8):
         with raises_input_error("known", value=known):
             alone.answer(ask._replace(channel_estimate=known))
@@ -394,37 +415,43 @@ def test_a_device_is_not_talked_into_sending_more_than_it_pays_for(
     assert alone.ledger.spent[0] == 0
 
 
-def test_a_request_of_another_run_is_refused(made: Federation) -> None:
-    ask = asked(made, 0)
-    content = write_request(ask, made.job.run, "once")
-    assert read_request(content, made.job.run)[1] == "once"
-    with raises_input_error("request", made.job.run, "another"):
+def test_a_request_of_another_run_is_refused(federation: Federation) -> None:
+    ask = request_of_round(federation, 0)
+    content = write_request(ask, federation.job.run, "once")
+    assert read_request(content, federation.job.run)[1] == "once"
+    with raises_input_error("request", federation.job.run, "another"):
         read_request(content, "another")
 
 
 def test_other_data_get_other_noise_and_pay_again(tmp_path: Path) -> None:
     """Else a device whose data change between two equal requests would show the difference bare."""
-    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
-    terms = made.job.terms(0)
-    one = open_device(tmp_path / "device-0")
-    other = Device(made.inputs.posterior.device(1), terms, one.ledger, one.secret)
-    ask = RoundRequest(0, 0, made.job.position, float(made.job.plan.gain[0]), 1.0)
+    federation = make_federation(
+        tmp_path, {"policy.power": "noiseless-dp"}, noise="devices"
+    )
+    terms = federation.job.terms(0)
+    first = open_device(tmp_path / "device-0")
+    other = Device(
+        federation.inputs.posterior.device(1), terms, first.ledger, first.secret
+    )
+    ask = RoundRequest(
+        0, 0, federation.job.position, float(federation.job.plan.gain[0]), 1.0
+    )
     # So do another secret and another run, for which the same round asks the same.
-    guess = Device(made.inputs.posterior.device(0), terms, None, b"a guess")
+    guess = Device(federation.inputs.posterior.device(0), terms, None, b"a guess")
     later = Device(
-        made.inputs.posterior.device(0),
+        federation.inputs.posterior.device(0),
         replace(terms, run="another"),
-        one.ledger,
-        one.secret,
+        first.ledger,
+        first.secret,
     )
     noise = []
-    for device, k in ((one, 0), (other, 1), (guess, 0), (later, 0)):
-        quiet = Device(made.inputs.posterior.device(k), replace(terms, share=0.0))
+    for device, k in ((first, 0), (other, 1), (guess, 0), (later, 0)):
+        quiet = Device(federation.inputs.posterior.device(k), replace(terms, share=0.0))
         noise.append(device.answer(ask) - quiet.answer(ask))
     for another in noise[1:]:
         assert np.abs(noise[0] - another).max() > 0.1 * np.sqrt(terms.share)
-    assert one.ledger is not None
-    assert len(one.ledger.entries) == 3
+    assert first.ledger is not None
+    assert len(first.ledger.entries) == 3
 
 
 def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
@@ -435,7 +462,7 @@ def test_texts_of_others_are_no_commands_to_a_terminal() -> None:
 
 
 def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing(
-    made: Federation, device: tuple[Device, RoundRequest]
+    federation: Federation, device: tuple[Device, RoundRequest]
 ) -> None:
     alone, ask = device
     first = alone.answer(ask)
@@ -446,15 +473,17 @@ def test_a_device_keeps_to_its_own_budget_and_answers_the_same_again_for_nothing
     )
     np.testing.assert_array_equal(alone.answer(ask), first)
     assert alone.ledger.spent[0] == spent
-    later = asked(made, int(np.flatnonzero(made.job.gain[:, 0])[1]))
+    later = request_of_round(
+        federation, int(np.flatnonzero(federation.job.gain[:, 0])[1])
+    )
     alone.answer(later)  # another question costs again
     assert alone.ledger.spent[0] == pytest.approx(
-        made.job.plan.loss[[ask.round, later.round], 0].sum()
+        federation.job.plan.loss[[ask.round, later.round], 0].sum()
     )
     book = Ledger(alone.terms.promise, 1)
     book.charge("another run", 0, [book.budget])
     with pytest.raises(OverspendError):
-        Device(made.inputs.posterior.device(0), alone.terms, book).answer(ask)
+        Device(federation.inputs.posterior.device(0), alone.terms, book).answer(ask)
     assert book.spent[0] <= book.budget[0] * (1 + 1e-9)
 
 
@@ -472,7 +501,7 @@ def test_a_round_with_the_noise_of_the_channel_is_answered_once(
 
 
 def test_processes_that_are_asked_at_the_same_time_answer_one_question(
-    made: Federation, device: tuple[Device, RoundRequest]
+    federation: Federation, device: tuple[Device, RoundRequest]
 ) -> None:
     """Two runs at the same SuperNode are two processes with one ledger."""
     alone, ask = device
@@ -481,7 +510,7 @@ def test_processes_that_are_asked_at_the_same_time_answer_one_question(
 
     def answer(number: int) -> bool:
         book = Ledger(terms.promise, 1, enforced=terms.enforced, path=path)
-        other = Device(made.inputs.posterior.device(0), terms, book)
+        other = Device(federation.inputs.posterior.device(0), terms, book)
         line.wait()
         try:
             return (
@@ -499,12 +528,18 @@ def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise is drawn from entropy: what is lost with a process cannot be drawn again."""
-    made = federation(tmp_path, {"policy.power": "noiseless-dp"}, noise="devices")
-    folder, terms, ask = tmp_path / "device-0", made.job.terms(0), asked(made, 0)
+    federation = make_federation(
+        tmp_path, {"policy.power": "noiseless-dp"}, noise="devices"
+    )
+    folder, terms, ask = (
+        tmp_path / "device-0",
+        federation.job.terms(0),
+        request_of_round(federation, 0),
+    )
 
     def fresh() -> Device:
         return Device(
-            made.inputs.posterior.device(0),
+            federation.inputs.posterior.device(0),
             terms,
             Ledger(terms.promise, 1, path=folder / "ledger.jsonl"),
         )
@@ -521,12 +556,12 @@ def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
         answers = list(
             pool.map(lambda device: device.answer(ask), [fresh() for _ in range(4)])
         )
-    with np.load(folder / "answer.npz") as kept:
-        assert all(np.array_equal(kept["signal"], answer) for answer in answers)
+    with np.load(folder / "answer.npz") as saved:
+        assert all(np.array_equal(saved["signal"], answer) for answer in answers)
     book = fresh().ledger
     assert book is not None
     assert len(book.entries) == 1
-    fresh().answer(asked(made, 1))
+    fresh().answer(request_of_round(federation, 1))
     # The answer is no longer kept: a new draw, charged anew.
     assert not np.array_equal(fresh().answer(ask), answers[0])
     book = fresh().ledger
@@ -561,8 +596,8 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
         "sampler.chains": 400,
         "posterior.devices": 4,
     }
-    made = federation(tmp_path, changes, noise="devices", tolerate=1)
-    job = made.job
+    federation = make_federation(tmp_path, changes, noise="devices", tolerate=1)
+    job = federation.job
     assert job.device_noise[0] == pytest.approx(job.plan.noise_power / 3)
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
@@ -572,7 +607,7 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
         np.testing.assert_array_equal(sent, own.answer(ask))
         other = own.answer(ask._replace(gain=ask.gain * 0.999))
         quiet = Device(
-            made.inputs.posterior.device(k), replace(job.terms(k), share=0.0)
+            federation.inputs.posterior.device(k), replace(job.terms(k), share=0.0)
         )
         noise = sent - quiet.answer(ask)
         # The noise of another request is another draw: they are not correlated.

@@ -38,7 +38,7 @@ from wflmc.posterior import Posterior
 
 from ..cli_tools import strict
 from ..conftest import FULL
-from ..federation_tools import FIRST, LocalGrid, federation
+from ..federation_tools import FIRST, LocalGrid, make_federation
 
 DEVICES = 3
 SIZES = (11, 23, 40)
@@ -269,20 +269,20 @@ def test_a_device_whose_data_go_away_is_absent_until_the_server_starts_again(
 def test_devices_that_are_not_there_or_late_do_not_stop_the_federation(
     tmp_path: Path,
 ) -> None:
-    made = federation(tmp_path)
+    federation = make_federation(tmp_path)
     grid = LocalGrid(
-        made.app(), 5, lambda answer, device: None if device == 2 else answer
+        federation.app(), 5, lambda answer, device: None if device == 2 else answer
     )
     # Node FIRST + 9 is not connected.
     nodes = {FIRST + k: k for k in range(5)} | {FIRST + 9: 9}
-    check_ready(Transport(grid, made.job, nodes, deadline=0.0))
+    check_ready(Transport(grid, federation.job, nodes, deadline=0.0))
 
 
 def test_an_engine_whose_devices_cannot_read_their_data_names_them(
     tmp_path: Path,
 ) -> None:
-    made = federation(tmp_path)
-    devices = made.devices()
+    federation = make_federation(tmp_path)
+    devices = federation.devices()
 
     def find(context: Context) -> Any:
         k = int(context.node_config["partition-id"])
@@ -292,7 +292,7 @@ def test_an_engine_whose_devices_cannot_read_their_data_names_them(
 
     with pytest.raises(DeploymentError) as stopped:
         identify_devices(
-            Transport(LocalGrid(client_app(find), 5), made.job, {}, deadline=0.0),
+            Transport(LocalGrid(client_app(find), 5), federation.job, {}, deadline=0.0),
             wait=0.0,
         )
     assert re.findall(r"device-\d", str(stopped.value)) == ["device-1", "device-3"]
@@ -301,10 +301,10 @@ def test_an_engine_whose_devices_cannot_read_their_data_names_them(
 
 @pytest.mark.skipif(not FULL, reason="starts ray: make test-full runs it")
 def test_flowers_engine_stops_before_anybody_pays(tmp_path: Path) -> None:
-    made = federation(tmp_path, {"posterior.devices": 3})
+    federation = make_federation(tmp_path, {"posterior.devices": 3})
     for k in (1, 2):
         (tmp_path / f"device-{k}" / "data.npz").unlink()
-    server = made.server()
+    server = federation.server()
     with pytest.raises(DeploymentError, match="device-1, device-2"):
         run_in_engine(server, devices_in(tmp_path), deadline=60.0)
     assert server.ledger is not None

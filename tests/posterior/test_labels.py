@@ -70,9 +70,9 @@ def test_as_many_classes_as_labels(data, counted, names):
     assert list(posterior.class_names) == names
     assert posterior.digest == reference.digest
     assert posterior.L == reference.L
-    found = wflmc.evaluate(trace, posterior, test=(X, y)).scores
+    scores = wflmc.evaluate(trace, posterior, test=(X, y)).scores
     wanted = wflmc.evaluate(trace, reference, test=(X, classes)).scores
-    np.testing.assert_array_equal(found.nll, wanted.nll)
+    np.testing.assert_array_equal(scores.nll, wanted.nll)
 
 
 def test_scores_of_sbfl(data, counted):
@@ -93,10 +93,10 @@ def test_arviz_has_the_labels_of_the_data(data, counted, names):
     (X, classes), (reference, trace) = data, counted
     y = np.array(names)[classes]
     posterior = wflmc.softmax_regression(KEY, 4, X=X, y=y, partition="blocks")
-    found = trace.to_arviz(posterior, features=X)
-    np.testing.assert_array_equal(found.observed_data["y"], y)
+    groups = trace.to_arviz(posterior, features=X)
+    np.testing.assert_array_equal(groups.observed_data["y"], y)
     drawn = trace.to_arviz(reference, features=X).predictions["y"].values
-    np.testing.assert_array_equal(found.predictions["y"], np.array(names)[drawn])
+    np.testing.assert_array_equal(groups.predictions["y"], np.array(names)[drawn])
 
 
 def test_declared_classes():
@@ -171,9 +171,9 @@ def test_files(call, tmp_path, data):
         == ["cat", "dog", "owl"]
     )
     path.write_text(SCENARIO.format(data="d.npz"))
-    found = strict(call("run", path, "--out", tmp_path / "o", "--json")[1])
+    summary = strict(call("run", path, "--out", tmp_path / "o", "--json")[1])
     wanted = strict(call("run", path, "--set", "posterior.data=e.npz", "--json")[1])
-    assert found["accuracy"] == wanted["accuracy"]
+    assert summary["accuracy"] == wanted["accuracy"]
     assert call("report", tmp_path / "o")[0] == 0
     page = Page((tmp_path / "o" / "report.html").read_text()).text
     assert "3 classes (1, 2, 3)" in page
@@ -213,7 +213,7 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     from wflmc.apps.federation.device import devices_in, open_device
     from wflmc.apps.federation.server import trace_of
 
-    from ..federation_tools import ROUNDING, federation, run_on_grid
+    from ..federation_tools import ROUNDING, make_federation, run_on_grid
 
     X, classes = data
     np.savez(tmp_path / "d.npz", X=X, y=np.array(["cat", "dog", "owl"])[classes])
@@ -224,7 +224,7 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
         "dim": 2,
         "partition": "by-label",
     }
-    made = federation(
+    federated = make_federation(
         tmp_path / "f", {f"posterior.{key}": value for key, value in changes.items()}
     )
     held = [
@@ -233,10 +233,10 @@ def test_devices_of_a_federation_know_the_labels(tmp_path, data):
     ]
     assert set.union(*held) == {"cat", "dog", "owl"}
     assert held[0] == {"cat"}
-    server = made.server()
+    server = federated.server()
     run_on_grid(server, devices_in(tmp_path / "f"))
     np.testing.assert_allclose(
-        trace_of(server).theta, made.simulated().theta, atol=ROUNDING
+        trace_of(server).theta, federated.simulated().theta, atol=ROUNDING
     )
     np.savez(tmp_path / "f" / "device-0" / "data.npz", X=X, y=classes)
     open_device.cache_clear()

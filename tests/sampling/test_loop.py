@@ -94,21 +94,23 @@ def test_rounds_that_fill_up_a_block_do_not_count():
 
 
 def test_a_round_without_reception_leaves_chains_where_they_are():
-    heard = {0: 1.0, 1: None, 2: 3.0}
+    receptions = {0: 1.0, 1: None, 2: 3.0}
     round_on_host = HostRound(
-        receive=lambda index, signal: heard[index],
+        receive=lambda index, signal: receptions[index],
         update=lambda index, point, signal, y: PhasePoint(point.position + y),
     )
-    kept = []
+    points = []
     run_rounds(
         PhasePoint(np.zeros(2)),
         single_rounds(0, 3),
         transport=loop.superpose_locally,
         charge=loop.charge_nothing,
         advance=round_on_host,
-        keep=lambda block, point, info: kept.append((point.position[0], info.received)),
+        keep=lambda block, point, info: points.append(
+            (point.position[0], info.received)
+        ),
     )
-    assert kept == [(1.0, 1.0), (1.0, None), (4.0, 3.0)]
+    assert points == [(1.0, 1.0), (1.0, None), (4.0, 3.0)]
 
 
 # The four ways of running chains.
@@ -150,9 +152,9 @@ def federation(posterior, plan, folder):
     tools = pytest.importorskip("tests.federation_tools")
     from wflmc.apps.federation.server import run_in_process, trace_of
 
-    made = tools.federation(folder)
-    server = made.server()
-    run_in_process(server, made.devices())
+    setting = tools.make_federation(folder)
+    server = setting.server()
+    run_in_process(server, setting.devices())
     return trace_of(server).theta
 
 
@@ -204,12 +206,12 @@ def test_the_update_is_the_same_for_numpy_and_jax(dynamics):
     rounded = dynamics.step(
         single, jnp.asarray(received), noise=jnp.asarray(noise), **constants
     )
-    for wanted, found in zip(
+    for wanted, actual in zip(
         jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True
     ):
         assert isinstance(wanted, np.ndarray)
-        assert isinstance(found, jax.Array)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        assert isinstance(actual, jax.Array)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
     ahead = dynamics.gradient_position(point, 0.3)
     np.testing.assert_allclose(
         ahead, position + 0.15 * velocity if dynamics.has_velocity else position

@@ -50,25 +50,32 @@ def make_plan(posterior, dynamics="overdamped"):
 def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
     plan, key = make_plan(posterior, dynamics), jax.random.key(3)
     trace = wflmc.sample(key, posterior, plan, 2, transcript=True)
-    told = trace.transcript
+    transcript = trace.transcript
     step = jax.jit(kernel(posterior, plan).step)
     chain = jax.numpy.arange(2)
     state = initial_states(key, posterior, plan, chain)
     keys = chain_keys(key, chain)
     for s in range(12):
-        one = jax.tree.map(lambda values: values[1] if values.ndim else values, state)
-        following, info = step(jax.random.fold_in(keys[1], s), one)
+        chain_state = jax.tree.map(
+            lambda values: values[1] if values.ndim else values, state
+        )
+        following, info = step(jax.random.fold_in(keys[1], s), chain_state)
         place = (
-            one.position
-            if one.velocity is None
-            else one.position + plan.step_size[s] / 2 * one.velocity
-        )
-        np.testing.assert_allclose(told.position[s, 1], place, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(
-            told.received(plan.noise_power)[s, 1], info.received, rtol=1e-4, atol=1e-4
+            chain_state.position
+            if chain_state.velocity is None
+            else chain_state.position + plan.step_size[s] / 2 * chain_state.velocity
         )
         np.testing.assert_allclose(
-            told.noise[s],
+            transcript.position[s, 1], place, rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            transcript.received(plan.noise_power)[s, 1],
+            info.received,
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        np.testing.assert_allclose(
+            transcript.noise[s],
             plan.noise_power * (plan.scale[s] / plan.gain[s]) ** 2,
             rtol=1e-6,
         )
@@ -84,8 +91,8 @@ def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
 def test_nobody_else_pays_for_it(posterior):
     plan, key = make_plan(posterior), jax.random.key(3)
     with_it, without = (
-        wflmc.sample(key, posterior, plan, 3, transcript=asked)
-        for asked in (True, False)
+        wflmc.sample(key, posterior, plan, 3, transcript=with_transcript)
+        for with_transcript in (True, False)
     )
     np.testing.assert_array_equal(with_it.theta, without.theta)
     assert without.transcript is None
@@ -97,12 +104,12 @@ def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkey
         (tmp_path / name).mkdir()
     # Blocks of four rounds.
     monkeypatch.setattr(chunks, "BLOCK_WORK", 4 * posterior.work() * 3)
-    one, two = (
+    first, second = (
         Execution(checkpoint=tmp_path / "one"),
         Execution(checkpoint=tmp_path / "two"),
     )
     whole = wflmc.sample(
-        key, posterior, plan, 3, transcript=True, execution=one
+        key, posterior, plan, 3, transcript=True, execution=first
     ).transcript
 
     def stop(done, _):
@@ -116,15 +123,15 @@ def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkey
             plan,
             3,
             transcript=True,
-            execution=replace(two, progress=stop),
+            execution=replace(second, progress=stop),
         )
     resumed = wflmc.sample(
-        key, posterior, plan, 3, transcript=True, execution=two
+        key, posterior, plan, 3, transcript=True, execution=second
     ).transcript
     for name in ("position", "gradient", "noise"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(resumed, name))
     with raises_input_error("checkpoint"):  # without a transcript it is another run
-        wflmc.sample(key, posterior, plan, 3, execution=two)
+        wflmc.sample(key, posterior, plan, 3, execution=second)
 
 
 def test_merged_rounds_say_the_same_of_affine_gradients():
@@ -140,17 +147,19 @@ def test_merged_rounds_say_the_same_of_affine_gradients():
     merged = merge_rounds(
         position, gradient / scale[..., None], ReceptionNoise(scale, noise), starts
     )
-    told = Transcript(*merged, start=starts, rounds=10)
-    np.testing.assert_allclose(told.position @ hessian - linear, told.gradient)
-    np.testing.assert_allclose((1 / told.noise).sum(0), (1 / noise).sum())
+    transcript = Transcript(*merged, start=starts, rounds=10)
+    np.testing.assert_allclose(
+        transcript.position @ hessian - linear, transcript.gradient
+    )
+    np.testing.assert_allclose((1 / transcript.noise).sum(0), (1 / noise).sum())
     weight = 1 / noise[..., None]
     mean = (position * weight).sum(0) / weight.sum(0)
     np.testing.assert_allclose(
-        (told.position / told.noise[..., None]).sum(0)
-        / (1 / told.noise).sum(0)[:, None],
+        (transcript.position / transcript.noise[..., None]).sum(0)
+        / (1 / transcript.noise).sum(0)[:, None],
         mean,
     )
-    np.testing.assert_allclose(told.group_means(np.arange(10.0))[:2], [1.0, 3.5])
+    np.testing.assert_allclose(transcript.group_means(np.arange(10.0))[:2], [1.0, 3.5])
 
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
@@ -176,12 +185,14 @@ def test_a_run_keeps_it_where_it_is_asked_for(call, scenario, tmp_path):
         "sampler.burn_in=4",
         "sampler.samples=6",
     )
-    given = [
+    options = [
         part
         for key in (*keys, "privacy.epsilon=8", "privacy.delta=0.01")
         for part in ("--set", key)
     ]
-    code, out, err = call("run", scenario, *given, "--out", tmp_path / "run", "--json")
+    code, out, err = call(
+        "run", scenario, *options, "--out", tmp_path / "run", "--json"
+    )
     assert code == 0, err
     summary = strict(out)
     assert (
@@ -218,15 +229,17 @@ def test_the_server_of_a_federation_has_it_anyway(tmp_path):
     tools = pytest.importorskip("tests.federation_tools")
     from wflmc.apps.federation.server import run_in_process, trace_of
 
-    made = tools.federation(tmp_path)
-    server = made.server()
-    run_in_process(server, made.devices())
+    federation = tools.make_federation(tmp_path)
+    server = federation.server()
+    run_in_process(server, federation.devices())
     trace = trace_of(server)
-    told, plan = trace.transcript, made.job.plan
-    assert told.position.shape == (7, 2, 5)
+    transcript, plan = trace.transcript, federation.job.plan
+    assert transcript.position.shape == (7, 2, 5)
     np.testing.assert_allclose(
-        told.noise[:, 0], plan.noise_power * (plan.scale / plan.gain) ** 2, rtol=1e-5
+        transcript.noise[:, 0],
+        plan.noise_power * (plan.scale / plan.gain) ** 2,
+        rtol=1e-5,
     )
     np.testing.assert_allclose(
-        told.position[4:], trace.theta.swapaxes(0, 1)[:-1], rtol=1e-6
+        transcript.position[4:], trace.theta.swapaxes(0, 1)[:-1], rtol=1e-6
     )
