@@ -117,9 +117,9 @@ def paper_data() -> Path:
 
 @pytest.fixture(scope="session")
 def paper_posterior(paper_data):
-    found = np.load(paper_data)
+    arrays = np.load(paper_data)
     return wflmc.gaussian_regression(
-        jax.random.key(0), devices=30, X=found["X"], y=found["y"], partition="blocks"
+        jax.random.key(0), devices=30, X=arrays["X"], y=arrays["y"], partition="blocks"
     )
 
 
@@ -220,6 +220,6 @@ def paid_setting():
 
 
 @pytest.fixture(scope="session")
-def few():
+def six_devices():
     """Six devices with ten examples each."""
     return wflmc.gaussian_regression(jax.random.key(2), devices=6, examples=60)

@@ -306,9 +306,9 @@ def clipped_gradients(log_likelihood: Callable[[Any, Any], Any]) -> np.ndarray:
 def test_no_record_moves_what_another_adds(log_likelihood):
     """Clipped sums are those of float64, and a record moves them by its clip at most, also where it is not finite."""
     device = np.zeros(N, int)
-    made = {"initial": INITIAL, "devices": device, "mu": 1.0, "L": 100.0}
+    settings = {"initial": INITIAL, "devices": device, "mu": 1.0, "L": 100.0}
     posterior = wflmc.posterior_from(
-        log_likelihood, log_prior, EXAMPLES, **made
+        log_likelihood, log_prior, EXAMPLES, **settings
     ).on_accelerator(1, 2**30, True)
     theta = np.asarray(posterior.start, np.float32)
     limits = jnp.ones(1), jnp.full(1, 1e3), None, jnp.full(1, EXAMPLE_CLIP)

@@ -46,8 +46,8 @@ def gained(features, settings, epsilon):
     plan = league_plan(posterior, settings, epsilon, "add-remove", link_of(0))
     clip, example_clip = (jnp.asarray(values) for values in plan.clips_at)
     sums = jax.jit(
-        lambda model, at: model.unrounded_sum(
-            at, jnp.ones(DEVICES), clip, example_clip=example_clip
+        lambda model, position: model.unrounded_sum(
+            position, jnp.ones(DEVICES), clip, example_clip=example_clip
         )[0]
     )
     spread = np.random.default_rng(1).normal(size=(3, posterior.dim)) * np.array(

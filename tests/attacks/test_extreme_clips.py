@@ -208,13 +208,13 @@ SLOW = ("custom paired records", "layer records")
 
 @pytest.fixture(scope="module")
 def path_named():
-    made = {}
+    paths = {}
 
     def path(name):
-        if name not in made:
+        if name not in paths:
             kind, rows, by_record = PATHS[name]
-            made[name] = kind(rows, by_record)
-        return made[name]
+            paths[name] = kind(rows, by_record)
+        return paths[name]
 
     return path
 
@@ -316,9 +316,9 @@ def with_record(posterior, other):
 @pytest.mark.parametrize("key", ["clip", "example_clip"])
 @pytest.mark.parametrize("value", [0.99e-15, 1.01e15, 1.9e16, 1e29, np.inf, np.nan])
 def test_clips_outside_of_that_range_are_refused(key, value):
-    given = {"clip": 1.0, "example_clip": 1.0, key: value}
+    clips = {"clip": 1.0, "example_clip": 1.0, key: value}
     with pytest.raises(InputError) as caught:
-        wflmc.Privacy(1, 1e-5, unit="record", **given)
+        wflmc.Privacy(1, 1e-5, unit="record", **clips)
     assert caught.value.key == key
 
 

@@ -70,34 +70,34 @@ def setting(tmp_path_factory):
         data.write_bytes(content(label))
         guesses[label] = build(load_scenario(str(scenario))).posterior
     data.write_bytes(content(TRUE))
-    given = dict.fromkeys(RunRequest._fields) | {
+    options = dict.fromkeys(RunRequest._fields) | {
         "scenario": str(scenario),
         "out": str(out),
     }
     out.mkdir()
-    run_scenario(RunRequest(**given), out, silent, lambda said: None)
+    run_scenario(RunRequest(**options), out, silent, lambda said: None)
     return home, guesses
 
 
 def published(folder):
     """What others may see: all texts but the anchors, which are for their owner alone."""
-    found = ""
+    text = ""
     for path in folder.rglob("*"):
         if path.suffix == ".head":
             assert os.name == "nt" or stat.S_IMODE(path.stat().st_mode) == 0o600
         elif path.suffix in (".json", ".jsonl", ".toml", ".path"):
-            found += path.read_text()
+            text += path.read_text()
         elif path.name == "plan.npz":
             with np.load(path) as arrays:
-                found += " ".join(str(arrays[name].tolist()) for name in arrays.files)
-    assert found
-    return found
+                text += " ".join(str(arrays[name].tolist()) for name in arrays.files)
+    assert text
+    return text
 
 
 def fits(text, names):
     """The labels one of whose names is in a text."""
     return [
-        label for label, found in names.items() if any(name in text for name in found)
+        label for label, hidden in names.items() if any(name in text for name in hidden)
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_run_folder_does_not_tell_the_last_label(setting):
         )
         for label, posterior in guesses.items()
     }
-    assert len({name for found in names.values() for name in found}) == 3 * CLASSES
+    assert len({name for hidden in names.values() for name in hidden}) == 3 * CLASSES
     assert fits(published(home / "run"), names) == []
     path = home / "run" / "ledger.jsonl"
     # But its owner can: resuming finds the run again.
@@ -162,7 +162,7 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
         for k in range(3)
         if guesses[0].device(k).digest != guesses[1].device(k).digest
     )
-    about = np.array([0, plan.gain[0], job.channel_estimates[0, own]])
+    request = np.array([0, plan.gain[0], job.channel_estimates[0, own]])
     names = {
         label: (
             posterior.digest,
@@ -171,7 +171,7 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
                 job.run.encode(),
                 posterior.device(own).digest.encode(),
                 job.position,
-                about,
+                request,
             ),
         )
         for label, posterior in guesses.items()
@@ -179,5 +179,5 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
     open_device(tmp_path / f"device-{own}").ledger.charge(
         names[TRUE][2], 0, plan.loss[:1, own : own + 1]
     )
-    assert len({name for found in names.values() for name in found}) == 3 * CLASSES
+    assert len({name for hidden in names.values() for name in hidden}) == 3 * CLASSES
     assert fits(published(tmp_path), names) == []

@@ -73,9 +73,13 @@ def publish(call, place, *options):
 
 def keys_to_try(posterior):
     """The key that a file tells, else those of the first seeds."""
-    told = posterior.attrs.get("key")
+    published_key = posterior.attrs.get("key")
     guessed = jax.random.key_data(jax.vmap(jax.random.key)(np.arange(GUESSES)))
-    return np.asarray(guessed) if told is None else np.array([told], np.uint32)
+    return (
+        np.asarray(guessed)
+        if published_key is None
+        else np.array([published_key], np.uint32)
+    )
 
 
 @jax.jit
@@ -125,16 +129,17 @@ def truth(folder):
 
     def sums(theta):
         gradients = [
-            posterior.clipped_sum(at, np.ones(6), plan.clip)[0] for at in theta
+            posterior.clipped_sum(position, np.ones(6), plan.clip)[0]
+            for position in theta
         ]
         return np.asarray(gradients, float)
 
     return plan, sums
 
 
-def error(found, theta, sums):
+def error(recovered, theta, sums):
     true = sums(theta[:-1])
-    return np.abs(found - true).max() / np.abs(true).max()
+    return np.abs(recovered - true).max() / np.abs(true).max()
 
 
 def test_the_trace_of_a_numbered_seed_gives_the_gradients_away(call, folder, truth):
@@ -145,9 +150,9 @@ def test_the_trace_of_a_numbered_seed_gives_the_gradients_away(call, folder, tru
     plan, sums = truth
     place = run(call, folder, 7)
     trace = arviz.from_netcdf(place / "trace.nc")
-    found, left_over = attack(trace.posterior, plan)
+    recovered, left_over = attack(trace.posterior, plan)
     assert left_over < 0.05
-    assert error(found, trace.posterior["theta"].values[0], sums) < 1e-3
+    assert error(recovered, trace.posterior["theta"].values[0], sums) < 1e-3
     assert "owner" in trace.posterior.attrs["privacy"]
     assert "owner" in json.loads((place / "summary.json").read_text())["owner_only"]
 
@@ -166,9 +171,9 @@ def test_a_seed_that_can_be_guessed_is_not_published(call, folder, truth):
     assert "Not covered" in out
     assert "2³²" in out
     assert "can be guessed" in shown.posterior.attrs["not_covered"]
-    found, left_over = attack(shown.posterior, plan)
+    recovered, left_over = attack(shown.posterior, plan)
     assert left_over < 0.05
-    assert error(found, shown.posterior["theta"].values[0], sums) < 1e-3
+    assert error(recovered, shown.posterior["theta"].values[0], sums) < 1e-3
 
 
 def test_from_a_secret_key_nothing_is_recovered(call, folder, truth):
@@ -178,9 +183,9 @@ def test_from_a_secret_key_nothing_is_recovered(call, folder, truth):
     shown, _ = publish(call, place)
     for posterior in (shown.posterior, arviz.from_netcdf(place / "trace.nc").posterior):
         assert not {"key", "seed"} & set(posterior.attrs)
-        found, left_over = attack(posterior, plan)
+        recovered, left_over = attack(posterior, plan)
         assert left_over > 0.3  # of 45 numbers for each of 1001 keys, 12 of them fitted
-        assert error(found, posterior["theta"].values[0], sums) > 0.05
+        assert error(recovered, posterior["theta"].values[0], sums) > 0.05
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
 
 
@@ -205,15 +210,15 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
         place.with_suffix(".nc").read_bytes(),
         json.loads((place / "plan.json").read_text()),
     )
-    told = [
+    secrets = [
         str(folder),
         *plan["files"].values(),
         json.loads((place / "summary.json").read_text())["ledger"]["chain"],
     ]
-    assert not [text for text in told if text.encode() in content]
+    assert not [text for text in secrets if text.encode() in content]
 
 
-def test_a_ledger_does_not_seed_the_noise_of_whitening(few, monkeypatch):
+def test_a_ledger_does_not_seed_the_noise_of_whitening(six_devices, monkeypatch):
     """Knows: a ledger's line of a release that whitens. Does: seeds with the name of its noise. Gets: other noise."""
     seeds, draw = [], np.random.default_rng
     monkeypatch.setattr(
@@ -223,9 +228,11 @@ def test_a_ledger_does_not_seed_the_noise_of_whitening(few, monkeypatch):
         wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25),
         wflmc.Privacy(8, 0.01, 30),
     )
-    release = preconditioning.release_whitening(jax.random.key(5), few, link, promise)
-    told = {
+    release = preconditioning.release_whitening(
+        jax.random.key(5), six_devices, link, promise
+    )
+    public_numbers = {
         int(name.removeprefix("whiten-"), 16) for name in (release.noise, release.name)
     }
     assert seeds
-    assert not told & {seed for seed in seeds if isinstance(seed, int)}
+    assert not public_numbers & {seed for seed in seeds if isinstance(seed, int)}

@@ -576,11 +576,11 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
     if "device" not in devices:
         request = request._replace(table=request.table.drop(columns="clinic"))
     request = request._replace(declared=DECLARED)
-    kept = request.table.copy(deep=True)
+    original = request.table.copy(deep=True)
     _, _, *before = folder._read_table(request)
-    pandas.testing.assert_frame_equal(request.table, kept)
+    pandas.testing.assert_frame_equal(request.table, original)
     for replaced in range(5):
-        table = kept.astype({"sex": object, "smokes": object}).copy()
+        table = original.astype({"sex": object, "smokes": object}).copy()
         for name, cell in {
             "age": None,
             "sex": 7,

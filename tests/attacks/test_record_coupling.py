@@ -75,7 +75,9 @@ def in_scan(theta, x):
 
 def in_while(theta, x):
     _, last = jax.lax.while_loop(
-        lambda at: at[0] < 1, lambda at: (at[0] + 1, coupled(at[1])), (0, x)
+        lambda carry: carry[0] < 1,
+        lambda carry: (carry[0] + 1, coupled(carry[1])),
+        (0, x),
     )
     return theta * jax.lax.stop_gradient(last)
 
@@ -208,7 +210,7 @@ def independent(theta, x):
     noise = jax.random.uniform(
         jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), x.astype(jnp.int32))
     )
-    loop = jax.lax.fori_loop(0, 2, lambda _, at: at / 2, x)
+    loop = jax.lax.fori_loop(0, 2, lambda _, value: value / 2, x)
     total = jax.lax.scan(
         lambda total, part: (total + part * theta, None), 0.0, loop * jnp.ones(4)
     )[0]

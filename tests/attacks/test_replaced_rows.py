@@ -141,9 +141,10 @@ def as_nullable(rows, names, folder):
     types = {int: "Int64", bool: "boolean", str: "string", float: "Float64"}
     columns = {}
     for name, cells in zip(names, zip(*rows, strict=True), strict=True):
-        found = {type(cell) for cell in cells if cell is not None}
+        cell_types = {type(cell) for cell in cells if cell is not None}
         columns[name] = pandas.Series(
-            list(cells), dtype=types.get(*found, object) if len(found) == 1 else object
+            list(cells),
+            dtype=types.get(*cell_types, object) if len(cell_types) == 1 else object,
         )
     return pandas.DataFrame(columns)
 

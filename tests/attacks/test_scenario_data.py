@@ -226,11 +226,11 @@ def test_a_row_of_a_device_changes_no_other(tmp_path, name):
 
     model = MODELS[name]
     features, labels = rows_of(model)
-    about: dict[str, Any] = {"intercept": False, "prior_std": 1.0}
+    model_keys: dict[str, Any] = {"intercept": False, "prior_std": 1.0}
     if model.keys["model"] == "softmax":
-        about["classes"] = list(model.labels)
+        model_keys["classes"] = list(model.labels)
     (tmp_path / "model.json").write_text(
-        json.dumps({"model": about, "whitening": None, "prior_on": "parameters"})
+        json.dumps({"model": model_keys, "whitening": None, "prior_on": "parameters"})
     )
     path = tmp_path / "data.npz"
     np.savez(path, X=features, y=labels)
@@ -244,13 +244,15 @@ def test_a_row_of_a_device_changes_no_other(tmp_path, name):
             stored = np.array(y, object)
         np.savez(path, X=features, y=stored)
         try:
-            found = read_posterior(tmp_path)
+            posterior = read_posterior(tmp_path)
         except InputError:
             counts["refused"] += 1
             continue
         others = np.arange(ROWS) != 5
-        assert np.array_equal(found.features, expected.features)
-        assert np.array_equal(found.outcomes[:, others], expected.outcomes[:, others])
+        assert np.array_equal(posterior.features, expected.features)
+        assert np.array_equal(
+            posterior.outcomes[:, others], expected.outcomes[:, others]
+        )
         counts["others unchanged"] += 1
     assert counts.total() == len(NUMBERS)
     assert counts["others unchanged"] >= 1

@@ -57,12 +57,12 @@ LENGTHS = {3: "3 lines", 2: "2 lines", 1: "1 line", 0: "0 lines"}
 def test_a_ledger_that_was_cut_is_refused(people, lines):
     """Knows the file, cuts its last lines off, and had the budget of those rounds again: 0.9 + 0.9 of 1."""
     cut(people, lines)
-    kept = people.read_bytes(), anchor_path(people).read_bytes()
+    contents = people.read_bytes(), anchor_path(people).read_bytes()
     with raises_input_error("ledger", LENGTHS[lines], "people.jsonl.head", "counts 4"):
         opened(people)
     with raises_input_error("ledger", LENGTHS[lines], "people.jsonl.head", "counts 4"):
         Ledger(PROMISE, 2, path=people, read_only=True)
-    assert (people.read_bytes(), anchor_path(people).read_bytes()) == kept
+    assert (people.read_bytes(), anchor_path(people).read_bytes()) == contents
 
 
 def test_a_ledger_that_is_cut_in_use_is_refused(people):

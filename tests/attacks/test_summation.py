@@ -87,7 +87,7 @@ def worst_of(model, terms, away, devices):
     make, norm = MODELS[model]
     chains = numbers_of_chains(model)
     limits = (1e4, 1.0) if devices == 1 else (1.0, np.inf)
-    found = []
+    ratios = []
     for sides in islice(padded_neighbours(terms, 1 / norm, away), count(3, 99)):
         pair = [make(side, devices) for side in sides]
         less = (
@@ -95,10 +95,10 @@ def worst_of(model, terms, away, devices):
             * 2
             / (1 - away)
         )
-        found += [
+        ratios += [
             change(pair, *limits, chains=number, rounding=less) for number in chains
         ]
-    return max(found) / (1 - away)
+    return max(ratios) / (1 - away)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -118,16 +118,18 @@ def test_one_device_moves_the_superposition_by_its_clip_at_most(model, adjacency
 @pytest.mark.parametrize("away", ADJACENCIES.values())
 @pytest.mark.parametrize(("terms", "size"), [(16, 1.0), (333, 9.0), (40_000, 30.0)])
 def test_the_neighbours_are_neighbours_and_break_a_plain_sum(terms, size, away):
-    one, other = neighbours(terms, size, away)
-    assert one.shape == other.shape == (terms,)
-    assert np.max(np.abs([one, other])) <= size
-    np.testing.assert_array_equal(one[1:], other[1:])
-    assert (one[0] > 0.98 * size, other[0]) == (True, away * one[0])
+    first, second = neighbours(terms, size, away)
+    assert first.shape == second.shape == (terms,)
+    assert np.max(np.abs([first, second])) <= size
+    np.testing.assert_array_equal(first[1:], second[1:])
+    assert (first[0] > 0.98 * size, second[0]) == (True, away * first[0])
     plain = [
         np.cumsum(side.astype(np.float32), dtype=np.float32)[-1]
-        for side in (one, other)
+        for side in (first, second)
     ]
-    assert (plain[0] - plain[1]) / (one[0] - other[0]) > (6 if terms == 40_000 else 1)
+    assert (plain[0] - plain[1]) / (first[0] - second[0]) > (
+        6 if terms == 40_000 else 1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +150,13 @@ def test_an_audit_tries_it_and_says_so(plan_of_many_records):
         jax.random.key(0), plan, posterior, trials=1000, attacks=["summation"]
     )
     assert report.consistent, str(report)
-    (found,) = report.sums
-    assert (found.name, found.terms) == ("sum over records", 40_000)
-    assert found.tried >= 10
-    assert 0.9 < found.ratio <= 1 + ROUNDING
-    assert not missing_facts(str(found), ("40,000", "float32", f"{found.ratio:.6g}"))
+    (tested_sum,) = report.sums
+    assert (tested_sum.name, tested_sum.terms) == ("sum over records", 40_000)
+    assert tested_sum.tried >= 10
+    assert 0.9 < tested_sum.ratio <= 1 + ROUNDING
+    assert not missing_facts(
+        str(tested_sum), ("40,000", "float32", f"{tested_sum.ratio:.6g}")
+    )
 
 
 def test_an_audit_finds_a_plain_sum(plan_of_many_records, monkeypatch):

@@ -66,8 +66,8 @@ class Choice(NamedTuple):
         keep = rng.random(len(self)) < 0.6
         return Choice(
             *(
-                old if kept else new
-                for old, new, kept in zip(self, fresh, keep, strict=True)
+                old if keeps_old else new
+                for old, new, keeps_old in zip(self, fresh, keep, strict=True)
             )
         )
 
@@ -108,7 +108,7 @@ def _prior(theta):
 
 def own(terms, devices, batch=None):
     data = np.asarray(terms, np.float32)
-    given = {
+    settings = {
         "initial": jnp.zeros(2),
         "devices": devices,
         "partition": "blocks",
@@ -116,7 +116,7 @@ def own(terms, devices, batch=None):
         "L": 1.0,
         "batch": batch,
     }
-    return wflmc.posterior_from(_likelihood, _prior, data, **given)
+    return wflmc.posterior_from(_likelihood, _prior, data, **settings)
 
 
 def batches(terms, devices):
@@ -132,7 +132,7 @@ def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
     """The largest change that the search finds, over what is paid for."""
-    rng, best, found = (
+    rng, best, largest_ratio = (
         np.random.default_rng(length),
         random_choice(np.random.default_rng(0)),
         -1.0,
@@ -166,11 +166,11 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
             )
             for side in pair
         ]
-        one, other = (total.double for total in sums)
-        ratio = float(np.linalg.norm(one - other)) / paid
-        if ratio > found:
-            best, found = choice, ratio
-    return found
+        first, second = (total.double for total in sums)
+        ratio = float(np.linalg.norm(first - second)) / paid
+        if ratio > largest_ratio:
+            best, largest_ratio = choice, ratio
+    return largest_ratio
 
 
 RECORDS = (2, 300, 3000, *((100_000,) if FULL else ()))
@@ -219,12 +219,14 @@ def test_devices_of_unlike_clips(make, ratio):
             terms[7] = own_term
             pair.append(make(terms.copy(), devices))
         less = 1 + pair[0].rounding(clips, np.full(devices, np.inf)).total
-        given = np.ones(devices, np.float32), np.float32(clips / less), None, None
-        one, other = (
+        arguments = np.ones(devices, np.float32), np.float32(clips / less), None, None
+        first, second = (
             added(
-                side.on_accelerator(1, 2.0**30), np.zeros(side.dim, np.float32), *given
+                side.on_accelerator(1, 2.0**30),
+                np.zeros(side.dim, np.float32),
+                *arguments,
             ).double
             for side in pair
         )
-        worst = max(worst, float(np.linalg.norm(one - other)) / 2)
+        worst = max(worst, float(np.linalg.norm(first - second)) / 2)
     assert worst <= 1

@@ -127,8 +127,8 @@ def test_differences_cancel_what_they_should():
     for weight in (plain, scaled):
         np.testing.assert_allclose((weight * signal).sum(1), (weight**2).sum(1))
         assert not weight[:, 4].any()
-    one, two = attack.pairs(mask, 1)
-    assert [one.tolist(), two.tolist()] == [[1, 3, 6], [2, 5, 7]]
+    first, second = attack.pairs(mask, 1)
+    assert [first.tolist(), second.tolist()] == [[1, 3, 6], [2, 5, 7]]
 
 
 # Correct code
@@ -167,9 +167,9 @@ def test_the_audit_comes_close_to_what_is_spent(posterior, epsilon, delta, clip)
     assert report.tests[0].name == "matched filter"
 
 
-def test_error_rates_are_those_of_the_claim(few):
-    plan = planned(few)
-    report = audit.audit(KEY, plan, few, trials=TRIALS)
+def test_error_rates_are_those_of_the_claim(six_devices):
+    plan = planned(six_devices)
+    report = audit.audit(KEY, plan, six_devices, trials=TRIALS)
     assert report.consistent
     assert "gaussian model" in {test.name for test in report.tests}
     main = report.tests[0]
@@ -178,39 +178,40 @@ def test_error_rates_are_those_of_the_claim(few):
     for wrong in (main.false_positives, main.false_negatives):
         assert abs(wrong - expected * TRIALS / 2) < 4 * np.sqrt(expected * TRIALS / 2)
     assert "No attack found more than" in str(report)
-    again = audit.audit(KEY, plan, few, trials=TRIALS)
+    again = audit.audit(KEY, plan, six_devices, trials=TRIALS)
     assert again == report
 
 
-def test_the_unit_of_noise_does_not_matter(few):
+def test_the_unit_of_noise_does_not_matter(six_devices):
     links = [
         wflmc.Link(channel.static(0.01), snr_db=40, noise_power=power)
         for power in (1.0, 1e-6)
     ]
     reports = [
-        audit.audit(KEY, planned(few, link=link), trials=TRIALS) for link in links
+        audit.audit(KEY, planned(six_devices, link=link), trials=TRIALS)
+        for link in links
     ]
-    for one, two in zip(*(report.tests for report in reports), strict=True):
-        assert abs(one.false_positives - two.false_positives) <= 3
-        assert one.mu_claimed == pytest.approx(two.mu_claimed)
+    for first, second in zip(*(report.tests for report in reports), strict=True):
+        assert abs(first.false_positives - second.false_positives) <= 3
+        assert first.mu_claimed == pytest.approx(second.mu_claimed)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_every_kind_of_plan_holds(few, name):
-    plan = planned(few, **SCHEMES[name])
+def test_every_kind_of_plan_holds(six_devices, name):
+    plan = planned(six_devices, **SCHEMES[name])
     attacks = (
         audit.ATTACKS
         if FULL or name in ("record", "silent rounds")
         else ("constant", "devices")
     )
-    report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=attacks)
+    report = audit.audit(KEY, plan, six_devices, trials=TRIALS, attacks=attacks)
     assert report.consistent, str(report)
     assert report.ratio > 0.7
     assert report.device == np.argmax(plan.spent)
-    found = {test.name for test in report.tests}
+    test_names = {test.name for test in report.tests}
     by_record = plan.privacy.unit == "record" and "record" in attacks
-    assert ("record on a device that is clipped" in found) == by_record
-    assert ("rounds of silence" in found) == bool(
+    assert ("record on a device that is clipped" in test_names) == by_record
+    assert ("rounds of silence" in test_names) == bool(
         np.any(plan.weight[:, report.device] == 0)
     )
 
@@ -227,12 +228,12 @@ def test_softmax_models_hold(examples, promise, rounds):
         attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)),
         jnp.zeros((rounds, 6)),
     )
-    one, two = (
+    first, second = (
         attack.transmitted(side.on_accelerator(1, 2.0**30), slow, start).double
         for side in sides
     )
     np.testing.assert_allclose(
-        np.linalg.norm(one - two, axis=1),
+        np.linalg.norm(first - second, axis=1),
         2 * goal.signal[:, goal.device],
         rtol=1e-4 + plan.rounding,
     )
@@ -244,22 +245,22 @@ def test_softmax_models_hold(examples, promise, rounds):
     assert report.tests[0].rounds == rounds
 
 
-def test_false_alarms_are_rare(few):
+def test_false_alarms_are_rare(six_devices):
     """Of 20 audits at 90 % confidence two may be wrong; sharing the risk makes it fewer."""
     plan, keys, attacks = (
-        planned(few),
+        planned(six_devices),
         jax.random.split(KEY, 20),
         ["constant", "turning"],
     )
-    found = [
+    reports = [
         audit.audit(key, plan, trials=1000, confidence=0.9, attacks=attacks)
         for key in keys
     ]
-    assert sum(not report.consistent for report in found) <= 2
+    assert sum(not report.consistent for report in reports) <= 2
 
 
-def test_a_plan_without_a_promise_needs_a_delta(few):
-    plan = planned(few, wflmc.Privacy(clip=30), power="no-dp")
+def test_a_plan_without_a_promise_needs_a_delta(six_devices):
+    plan = planned(six_devices, wflmc.Privacy(clip=30), power="no-dp")
     with raises_input_error("delta", value=None):
         audit.audit(KEY, plan, trials=1000)
     assert audit.audit(KEY, plan, trials=TRIALS, delta=0.01).consistent
@@ -278,22 +279,22 @@ def test_a_plan_without_a_promise_needs_a_delta(few):
         ({"attacks": ["loud"]}, "attacks"),
     ],
 )
-def test_bad_input(few, keywords, key):
+def test_bad_input(six_devices, keywords, key):
     with pytest.raises(wflmc.InputError) as caught:
-        audit.audit(KEY, planned(few), **keywords)
+        audit.audit(KEY, planned(six_devices), **keywords)
     assert caught.value.key == key
 
 
-def test_nothing_is_promised_without_clipping(few):
+def test_nothing_is_promised_without_clipping(six_devices):
     with raises_input_error("plan", "clip"):
-        audit.audit(KEY, planned(few, power="noiseless"))
+        audit.audit(KEY, planned(six_devices, power="noiseless"))
 
 
-def test_progress_and_a_device_of_choice(few):
+def test_progress_and_a_device_of_choice(six_devices):
     seen = []
     report = audit.audit(
         KEY,
-        planned(few),
+        planned(six_devices),
         trials=TRIALS,
         device=3,
         progress=lambda done, total: seen.append((done, total)),

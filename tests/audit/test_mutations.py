@@ -115,13 +115,13 @@ def unclipped(weight, clip, norm):
 
 
 @pytest.fixture(scope="module")
-def plan(few):
-    return planned(few)
+def plan(six_devices):
+    return planned(six_devices)
 
 
 @pytest.fixture(scope="module")
-def record_plan(few):
-    return planned(few, SCHEMES["record"]["privacy"])
+def record_plan(six_devices):
+    return planned(six_devices, SCHEMES["record"]["privacy"])
 
 
 def test_server_noise_counted_as_privacy(plan, monkeypatch):
@@ -133,17 +133,17 @@ def test_server_noise_counted_as_privacy(plan, monkeypatch):
     honest = wflmc.Plan.loss
 
     def with_server_noise(self):
-        share = (
+        variance_fraction = (
             self.noise_power
             * (self.step_size * self.scale / self.gain) ** 2
             / self.noise_variance
         )
-        return honest.fget(self) * share[:, None]
+        return honest.fget(self) * variance_fraction[:, None]
 
     monkeypatch.setattr(wflmc.Plan, "loss", property(with_server_noise))
     assert audit.audit(KEY, plan, trials=TRIALS).consistent
-    found = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
-    assert "matched filter, part of the rounds" in found
+    caught = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
+    assert "matched filter, part of the rounds" in caught
     with raises_input_error("factor", value=1.0):
         audit.above_cap(plan, 1.0)
 
@@ -173,40 +173,43 @@ def test_the_loss_of_add_remove_for_neighbours_by_replacement(
     )
 
 
-def test_channels_known_worse_than_the_plan_was_made_for(few, plan):
+def test_channels_known_worse_than_the_plan_was_made_for(six_devices, plan):
     """A naive plan where devices arrive up to 1/(1 − 0.1) times as strong; and one that was made for it."""
     report = audit.audit(KEY, plan, trials=TRIALS, csi_error=0.1, attacks=["constant"])
     assert "matched filter" in names(report)
     aware = planned(
-        few, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1)
+        six_devices, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1)
     )
     assert audit.audit(KEY, aware, trials=TRIALS, attacks=["constant"]).consistent
 
 
-def test_models_of_ones_own_are_attacked_in_pairs(few, plan):
+def test_models_of_ones_own_are_attacked_in_pairs(six_devices, plan):
     """Whoever has another model gives the two neighbours; here two devices' worth of data, which no claim covers."""
     sides = [
-        dataclasses.replace(few, linear=few.linear + sign * 1e5 * np.eye(6, 5))
+        dataclasses.replace(
+            six_devices, linear=six_devices.linear + sign * 1e5 * np.eye(6, 5)
+        )
         for sign in (1, -1)
     ]
     assert not audit.audit_pair(KEY, plan, *sides, device=0, trials=20_000).consistent
-    one = np.zeros((6, 5))
-    one[0, 0] = 1e5
+    shift = np.zeros((6, 5))
+    shift[0, 0] = 1e5
     sides = [
-        dataclasses.replace(few, linear=few.linear + sign * one) for sign in (1, -1)
+        dataclasses.replace(six_devices, linear=six_devices.linear + sign * shift)
+        for sign in (1, -1)
     ]
     assert audit.audit_pair(
         KEY, plan, *sides, device=0, trials=20_000
     ).ratio == pytest.approx(0.95, abs=0.05)
     with raises_input_error("posterior", "differ"):
-        audit.audit_pair(KEY, plan, few, few, device=0, trials=1000)
-    lost = dataclasses.replace(few, linear=few.linear * np.nan)
+        audit.audit_pair(KEY, plan, six_devices, six_devices, device=0, trials=1000)
+    not_a_number = dataclasses.replace(six_devices, linear=six_devices.linear * np.nan)
     with raises_input_error("posterior", "finite"):
-        audit.audit_pair(KEY, plan, few, lost, device=0, trials=1000)
+        audit.audit_pair(KEY, plan, six_devices, not_a_number, device=0, trials=1000)
 
 
 @only_full
-def test_clip_after_scaling(few, plan, mutate):
+def test_clip_after_scaling(six_devices, plan, mutate):
     assert plan.gain.max() < 1
     longer = with_constants(clip=lambda now: now.constants.clip / now.rounds.gain)
     mutate(kernel.transmit, transmitting(longer))
@@ -266,11 +269,11 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, swap
     """The same for transcripts of the kernel, where the audit itself gives every round its key."""
     honest = attack.round_keys
     swap(attack, "round_keys", lambda keys, index: honest(keys, 0))
-    found = names(
+    caught = names(
         audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"])
     )
-    assert "matched filter" not in found
-    assert found >= {"signs that vary", "differences of rounds"}
+    assert "matched filter" not in caught
+    assert caught >= {"signs that vary", "differences of rounds"}
 
 
 def test_gain_off_by_root_two(plan, mutate):
@@ -294,8 +297,8 @@ def test_noise_too_weak(plan, mutate):
     )
 
 
-def test_silent_devices_that_send(few, mutate):
-    plan = planned(few, link=SCHEMES["silent rounds"]["link"])
+def test_silent_devices_that_send(six_devices, mutate):
+    plan = planned(six_devices, link=SCHEMES["silent rounds"]["link"])
     all_send = with_rounds(weight=lambda rounds: jnp.ones_like(rounds.weight))
     mutate(kernel.transmit, transmitting(all_send))
     assert "rounds of silence" in names(
@@ -303,31 +306,35 @@ def test_silent_devices_that_send(few, mutate):
     )
 
 
-def test_example_clip_skipped_by_the_kernel(few, record_plan, mutate):
+def test_example_clip_skipped_by_the_kernel(six_devices, record_plan, mutate):
     """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
     mutate(kernel.transmit, transmitting(with_constants(example_clip=lambda now: None)))
-    found = names(
+    caught = names(
         audit.audit(
             KEY,
             record_plan,
-            few,
+            six_devices,
             trials=TRIALS,
             attacks=["constant", "devices", "model"],
         )
     )
-    assert found >= {"matched filter", "every device", "gaussian model"}
+    assert caught >= {"matched filter", "every device", "gaussian model"}
 
 
-def test_device_clip_skipped_by_the_gaussian_model(few, plan, swap):
+def test_device_clip_skipped_by_the_gaussian_model(six_devices, plan, swap):
     swap(gaussian, "clip_factor", unclipped)
-    report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["turning", "model"])
+    report = audit.audit(
+        KEY, plan, six_devices, trials=TRIALS, attacks=["turning", "model"]
+    )
     assert names(report) == {"gaussian model"}
 
 
 @only_full
-def test_example_clip_skipped_by_the_gaussian_model(few, record_plan, swap):
+def test_example_clip_skipped_by_the_gaussian_model(six_devices, record_plan, swap):
     swap(gaussian, "clip_residuals", lambda residuals, limits: residuals)
-    assert not audit.audit_model(KEY, record_plan, few, trials=20_000).consistent
+    assert not audit.audit_model(
+        KEY, record_plan, six_devices, trials=20_000
+    ).consistent
 
 
 @pytest.mark.parametrize(
@@ -344,9 +351,9 @@ def test_clips_skipped_by_the_softmax_model(examples, promise, rounds, swap):
     assert not audit.audit_model(KEY, plan, posterior, trials=8000).consistent
 
 
-def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
+def test_noise_that_is_not_gaussian_is_seen_by_counting(six_devices, monkeypatch):
     """Uniform noise of the right variance: nothing for the Gaussian curve at its middle, all of it in the tail."""
-    plan = planned(few, wflmc.Privacy(1, 0.01, 30), rounds=2)
+    plan = planned(six_devices, wflmc.Privacy(1, 0.01, 30), rounds=2)
 
     def uniform(key, signal, noise_power):
         width = jax.numpy.sqrt(12 * noise_power)
@@ -364,9 +371,9 @@ def test_noise_that_is_not_gaussian_is_seen_by_counting(few, monkeypatch):
 
 
 @only_full
-def test_a_model_that_clips_by_the_largest_coordinate_is_seen(few, swap):
-    plan = planned(few)
+def test_a_model_that_clips_by_the_largest_coordinate_is_seen(six_devices, swap):
+    plan = planned(six_devices)
     swap(
         gaussian, "vector_norms", lambda gradients: jnp.max(jnp.abs(gradients), axis=-1)
     )
-    assert not audit.audit_model(KEY, plan, few, trials=TRIALS).consistent
+    assert not audit.audit_model(KEY, plan, six_devices, trials=TRIALS).consistent

@@ -71,8 +71,10 @@ def random_program(rng: np.random.Generator) -> PowerProgram:
 
 def kept_value(program: PowerProgram, bounds) -> float:
     """The objective of bounds[S]."""
-    kept = bounds[program.burn_in :]
-    return float(kept.max() if program.objective == "worst" else kept.mean())
+    kept_bounds = bounds[program.burn_in :]
+    return float(
+        kept_bounds.max() if program.objective == "worst" else kept_bounds.mean()
+    )
 
 
 def check(program, solution, gap=1e-9):

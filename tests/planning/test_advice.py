@@ -33,7 +33,7 @@ def notices_of(posterior=SMALL, link=LINK, privacy=None, **keywords):
     ).notices
 
 
-def about(code, **keywords):
+def texts_of_code(code, **keywords):
     """Return the texts of the notices of a plan that have a code."""
     return [notice.text for notice in notices_of(**keywords) if notice.code == code]
 
@@ -56,23 +56,27 @@ AMPLITUDES = {
 
 @pytest.mark.parametrize("table", IN_DB.values(), ids=IN_DB)
 def test_gains_in_db(table):
-    (told,) = about("gains-in-decibels", link=wflmc.Link(channel.from_array(table)))
-    assert "10**(dB/20)" in told
+    (text,) = texts_of_code(
+        "gains-in-decibels", link=wflmc.Link(channel.from_array(table))
+    )
+    assert "10**(dB/20)" in text
     # This power policy does not use the link.
-    assert not about(
+    assert not texts_of_code(
         "gains-in-decibels",
         link=wflmc.Link(channel.from_array(table)),
         power="noiseless-dp",
     )
     converted = 10 ** (-np.abs(table) / 20)
-    assert not about(
+    assert not texts_of_code(
         "gains-in-decibels", link=wflmc.Link(channel.from_array(converted))
     )
 
 
 @pytest.mark.parametrize("table", AMPLITUDES.values(), ids=AMPLITUDES)
 def test_amplitudes_are_nothing_to_speak_of(table):
-    assert not about("gains-in-decibels", link=wflmc.Link(channel.from_array(table)))
+    assert not texts_of_code(
+        "gains-in-decibels", link=wflmc.Link(channel.from_array(table))
+    )
 
 
 def test_gains_in_db_from_a_file(plan_of, scenario, tmp_path):
@@ -96,9 +100,9 @@ def test_gains_in_db_from_a_file(plan_of, scenario, tmp_path):
     ],
 )
 def test_large_deltas(privacy, facts):
-    found = about("delta-too-large", privacy=privacy)
-    assert len(found) == (facts is not None)
-    assert facts is None or not missing_facts(found[0], facts)
+    texts = texts_of_code("delta-too-large", privacy=privacy)
+    assert len(texts) == (facts is not None)
+    assert facts is None or not missing_facts(texts[0], facts)
 
 
 def scaled(*scales, intercept=False, **keywords):
@@ -135,17 +139,17 @@ def scaled(*scales, intercept=False, **keywords):
     ],
 )
 def test_features_that_are_not_scaled(scales, facts):
-    found = about("features-not-scaled", posterior=scaled(*scales))
-    assert len(found) == (facts is not None)
-    assert facts is None or not missing_facts(found[0], facts)
+    texts = texts_of_code("features-not-scaled", posterior=scaled(*scales))
+    assert len(texts) == (facts is not None)
+    assert facts is None or not missing_facts(texts[0], facts)
 
 
 def test_whitening_is_scaling():
     """Unless noise has hidden the features from it, which then are as they were."""
     raw = scaled(1, 1000, 1, intercept=True)
-    assert about("features-not-scaled", posterior=raw)
-    assert not about("features-not-scaled", posterior=raw.whitened())
-    (text,) = about("features-not-scaled", posterior=raw.whitened(np.eye(4)))
+    assert texts_of_code("features-not-scaled", posterior=raw)
+    assert not texts_of_code("features-not-scaled", posterior=raw.whitened())
+    (text,) = texts_of_code("features-not-scaled", posterior=raw.whitened(np.eye(4)))
     assert not missing_facts(text, ("whitening", "1,000", "standardised"))
 
 
@@ -162,10 +166,10 @@ def test_a_csv_says_which_column(plan_of, scenario, tmp_path):
 
 def test_descent_warns_as_well():
     gains = channel.from_array(np.full((4, 4), -80.0))
-    made = gradient_descent(
+    descent = gradient_descent(
         SMALL, wflmc.Link(gains), wflmc.Privacy(8, 0.3, 30), step_size=1e-3, rounds=4
     )
-    assert {"gains-in-decibels", "delta-too-large"} <= set(codes_of(made))
+    assert {"gains-in-decibels", "delta-too-large"} <= set(codes_of(descent))
 
 
 def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path):
@@ -191,7 +195,7 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
     how = {"burn_in": 20, "samples": 5, "sampler": wflmc.Sampler(init="zero")}
     for power in ("optimized", "equal"):
         policy = wflmc.Policy(power)
-        made = wflmc.plan(
+        plan = wflmc.plan(
             posterior,
             LINK,
             wflmc.Privacy(),
@@ -199,10 +203,10 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
             policy=policy,
             **how,
         )
-        assert made.bound is None
-        assert np.isnan(made.objective)
-        assert "loose-curvature" in codes_of(made)
-    assert np.isfinite(wflmc.sample(KEY, posterior, made, chains=2).theta).all()
+        assert plan.bound is None
+        assert np.isnan(plan.objective)
+        assert "loose-curvature" in codes_of(plan)
+    assert np.isfinite(wflmc.sample(KEY, posterior, plan, chains=2).theta).all()
     within = wflmc.plan(
         posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how
     )

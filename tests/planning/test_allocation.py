@@ -104,8 +104,8 @@ def test_both_objectives_are_certified():
     rng = np.random.default_rng(6)
     for p in (random_program(rng) for _ in range(count(60, 400))):
         for objective in ("worst", "average"):
-            one = replace(p, objective=objective)
-            check(one, allocate(one))
+            problem = replace(p, objective=objective)
+            check(problem, allocate(problem))
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
@@ -173,11 +173,11 @@ def test_reduces_to_theorem_1(posterior):
                 "schedule": "all",
             }
             promise = wflmc.Privacy(8, 0.01, 30)
-            one = wflmc.plan(posterior, link, promise, **grouped(**keywords))
-            two = wflmc.plan(
+            first = wflmc.plan(posterior, link, promise, **grouped(**keywords))
+            second = wflmc.plan(
                 posterior, link, promise, **grouped(power=general, **keywords)
             )
-            assert two.objective == pytest.approx(one.objective, rel=1e-9)
+            assert second.objective == pytest.approx(first.objective, rel=1e-9)
 
 
 @given(seeds)
@@ -232,10 +232,10 @@ def test_more_budget_or_power_never_hurts(seed):
 def test_floors(seed):
     rng = np.random.default_rng(seed)
     p = random_program(rng)
-    share = float(np.min(p.budget / (p.cap @ p.active + 1e-300)))
+    budget_share = float(np.min(p.budget / (p.cap @ p.active + 1e-300)))
     floor = (
         p.cap
-        * min(1.0, share)
+        * min(1.0, budget_share)
         * rng.random(p.cap.size)
         * (rng.random(p.cap.size) < 0.5)
     )
@@ -393,12 +393,12 @@ def test_many_plans_are_the_same_plans(posterior):
     promise = wflmc.Privacy(15, 0.01, 30)
     keywords = {"step_size": 1e-4, "burn_in": 20, "samples": 20}
     alone = [wflmc.plan(posterior, link, promise, **keywords) for link in links]
-    for one, two in zip(
+    for single, batched in zip(
         alone, wflmc.plan_many(posterior, links, promise, **keywords), strict=True
     ):
-        np.testing.assert_array_equal(one.gain, two.gain)
-        assert one.objective == two.objective
-        assert one.gap == two.gap
+        np.testing.assert_array_equal(single.gain, batched.gain)
+        assert single.objective == batched.objective
+        assert single.gap == batched.gap
     assert wflmc.plan_many(posterior, [], promise, **keywords) == []
     with raises_input_error("max_round_noise", section="policy"):
         wflmc.plan_many(

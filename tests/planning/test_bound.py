@@ -122,10 +122,12 @@ def test_thresholds_against_brute_force(seed, devices, snr_db, clip, step_size, 
     gains = np.abs(generator.standard_normal((4, devices))) * 0.1
     gains[2:] = np.round(gains[2:], 1) + 0.1  # ties
     power = 5 * 10 ** (snr_db / 10)
-    made = threshold_schedule(
+    schedule = threshold_schedule(
         gains, np.full(devices, clip), power * gains**2 / clip**2, step_size, weight
     )
-    for row, threshold, active in zip(gains, made.threshold, made.active, strict=True):
+    for row, threshold, active in zip(
+        gains, schedule.threshold, schedule.active, strict=True
+    ):
         error, _ = brute_threshold(row, clip, power, step_size, weight)
         a = np.min(power * row[active] ** 2 / clip**2)
         ours = 4 * clip**2 * np.sum(~active) ** 2 + weight * max(
@@ -137,17 +139,17 @@ def test_thresholds_against_brute_force(seed, devices, snr_db, clip, step_size, 
 
 def test_of_equally_good_thresholds_the_one_with_more_devices():
     """Silence costs 4 here, and so does the excess noise of the second device: both send."""
-    made = threshold_schedule(
+    schedule = threshold_schedule(
         np.array([[1.0, 0.5]]), np.ones(2), np.array([[1.0, 0.125]]), 0.5, 1.0
     )
-    assert made.active.tolist() == [[True, True]]
+    assert schedule.active.tolist() == [[True, True]]
 
 
 def test_equal_gains_mean_everyone():
-    made = threshold_schedule(
+    schedule = threshold_schedule(
         np.full((1, 4), 0.1), np.ones(4), np.full((1, 4), 1e-9), 0.1, 1.0
     )
-    assert made.active.all()
+    assert schedule.active.all()
 
 
 def test_participation_error_reduces_to_lemma_1():
@@ -224,8 +226,8 @@ def test_corrected_thresholds_weigh_noise_m_times():
     generator = np.random.default_rng(0)
     gains = np.abs(generator.standard_normal((50, 20))) * 0.1
     cap = 100 * gains**2
-    few, many = (
+    corrected, uncorrected = (
         threshold_schedule(gains, np.ones(20), cap, 0.1, weight).active.sum()
         for weight in (50.0, 1.0)
     )
-    assert few < many
+    assert corrected < uncorrected

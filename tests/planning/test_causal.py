@@ -41,14 +41,14 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
         ratio = []
         for seed in range(count(3, 20)):
             fading = channel.rayleigh(0.01, correlation)
-            made, known = (
+            causal, known = (
                 figure_6(posterior, fading, snr_db, seed, csi=csi)
                 for csi in ("causal", "full")
             )
-            assert np.all(made.spent <= PROMISE.budget(30))
-            assert made.lower_bound is None
-            assert made.gap is None
-            ratio.append(made.objective / known.objective)
+            assert np.all(causal.spent <= PROMISE.budget(30))
+            assert causal.lower_bound is None
+            assert causal.gap is None
+            ratio.append(causal.objective / known.objective)
         assert min(ratio) > 1 - 1e-9
         # A few channels say little about their mean.
         assert np.mean(ratio) < (1.2 if FULL else 1.3)
@@ -59,13 +59,13 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
 def test_no_device_is_priced_alone(posterior):
     """All are alike, so that a round in which one of them is silent is like any other: power rises smoothly."""
     for seed in range(3):
-        made = figure_6(posterior, channel.rayleigh(0.01), 12, seed, csi="causal")
-        assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.3
+        plan = figure_6(posterior, channel.rayleigh(0.01), 12, seed, csi="causal")
+        assert np.abs(np.diff(np.log(plan.gain[:45]))).max() < 0.3
         far = channel.rayleigh(np.geomspace(0.02, 0.005, 30))
-        made = figure_6(
+        plan = figure_6(
             posterior, far, 25, seed, csi="causal", schedule="unbiased", senders=15
         )
-        assert np.abs(np.diff(np.log(made.gain[:45]))).max() < 0.7
+        assert np.abs(np.diff(np.log(plan.gain[:45]))).max() < 0.7
 
 
 @pytest.mark.parametrize("objective", ["worst", "average"])
@@ -92,8 +92,8 @@ def test_later_channels_change_no_earlier_power(fading, schedule, objective):
     plans = []
     for table in tables:
         law = None if fading is None else fading.law
-        told = channel.Fading("table", lambda *_, h=table: h, law)
-        link = wflmc.Link(told, snr_db=18, csi_error=0.05)
+        table_fading = channel.Fading("table", lambda *_, h=table: h, law)
+        link = wflmc.Link(table_fading, snr_db=18, csi_error=0.05)
         plans.append(
             wflmc.plan(
                 target,
@@ -121,7 +121,7 @@ def test_never_overspends_in_long_runs(posterior):
         fading = channel.rayleigh(0.01, [0.0, 0.5, 0.9, 0.99][seed % 4])
         schedule = ["threshold", "all", "unbiased"][seed % 3]
         power = ["optimized", "equal"][seed % 5 == 4]
-        made = figure_6(
+        plan = figure_6(
             posterior,
             fading,
             5 + seed % 31,
@@ -130,8 +130,8 @@ def test_never_overspends_in_long_runs(posterior):
             schedule=schedule,
             power=power,
         )
-        assert np.all(made.spent <= PROMISE.budget(30))
-        assert np.all(made.power_share <= 1 + 1e-12)
+        assert np.all(plan.spent <= PROMISE.budget(30))
+        assert np.all(plan.power_share <= 1 + 1e-12)
 
 
 def test_never_overspends_in_short_runs():
@@ -146,7 +146,7 @@ def test_never_overspends_in_short_runs():
             list(10 ** generator.uniform(-3, 0, devices)),
             generator.choice([0.0, 0.7, 1.0]),
         )
-        made = wflmc.plan(
+        plan = wflmc.plan(
             target,
             wflmc.Link(fading, snr_db=generator.uniform(0, 40), seed=seed),
             promise,
@@ -160,8 +160,8 @@ def test_never_overspends_in_short_runs():
             samples=int(generator.integers(1, 4)),
             ledger=0.3 * promise.budget(int(devices)),
         )
-        assert np.all(made.spent + made.ledger <= promise.budget(int(devices)))
-        assert np.all(made.power_share <= 1 + 1e-12)
+        assert np.all(plan.spent + plan.ledger <= promise.budget(int(devices)))
+        assert np.all(plan.power_share <= 1 + 1e-12)
 
 
 @given(fading_cases(), st.sampled_from(["optimized", "equal"]))
@@ -268,7 +268,7 @@ def test_what_is_refused(posterior):
 
 
 def test_a_thousand_rounds(posterior):
-    made = figure_6(
+    causal = figure_6(
         posterior,
         channel.rayleigh(0.01, 0.9),
         20,
@@ -279,8 +279,8 @@ def test_a_thousand_rounds(posterior):
     known = figure_6(
         posterior, channel.rayleigh(0.01, 0.9), 20, burn_in=500, samples=500
     )
-    assert made.objective < 1.5 * known.objective
-    assert np.all(made.spent <= PROMISE.budget(30))
+    assert causal.objective < 1.5 * known.objective
+    assert np.all(causal.spent <= PROMISE.budget(30))
 
 
 @pytest.mark.parametrize("schedule", ["threshold", "unbiased"])
@@ -288,10 +288,10 @@ def test_commands(tmp_path, call, plan_of, schedule):
     """Plan, run, run a saved plan, and add rounds to a finished run."""
     path = tmp_path / "s.toml"
     path.write_text(SCENARIO + f'\n[policy]\ncsi = "causal"\nschedule = "{schedule}"\n')
-    made = plan_of(path)
-    assert made["lower_bound"] is None
-    assert made["gap"] is None
-    (tmp_path / "plan.json").write_text(json.dumps(made))
+    document = plan_of(path)
+    assert document["lower_bound"] is None
+    assert document["gap"] is None
+    (tmp_path / "plan.json").write_text(json.dumps(document))
     code, _, err = call(
         "run", "--plan", tmp_path / "plan.json", "--out", tmp_path / "a"
     )
@@ -304,7 +304,7 @@ def test_commands(tmp_path, call, plan_of, schedule):
     assert code == 0, err
     longer = json.loads((tmp_path / "b" / "plan.json").read_text())
     np.testing.assert_allclose(
-        longer["gain"][: len(made["gain"])], made["gain"], rtol=1e-12
+        longer["gain"][: len(document["gain"])], document["gain"], rtol=1e-12
     )
-    assert len(longer["gain"]) == len(made["gain"]) + 3
+    assert len(longer["gain"]) == len(document["gain"]) + 3
     assert longer["privacy"]["spent_max"] <= longer["privacy"]["budget"]

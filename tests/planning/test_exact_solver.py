@@ -127,12 +127,14 @@ def clarabel(case: Case) -> float:
 def test_agrees_with_a_semidefinite_program():
     for seed in range(count(12, 100)):
         case = draw(seed, most_rounds=6, most_dim=3)
-        found, theirs = solve(NoiseProblem(*case)), clarabel(case)
+        solution, theirs = solve(NoiseProblem(*case)), clarabel(case)
         scale = max(theirs, 1e-5 * np.trace(case.response.target))
-        assert is_feasible(case, found.v)
-        assert found.value == pytest.approx(by_law(case, found.v), rel=1e-9, abs=1e-14)
-        assert abs(found.value - theirs) < 1e-4 * scale
-        assert found.lower_bound <= theirs + 1e-5 * scale
+        assert is_feasible(case, solution.v)
+        assert solution.value == pytest.approx(
+            by_law(case, solution.v), rel=1e-9, abs=1e-14
+        )
+        assert abs(solution.value - theirs) < 1e-4 * scale
+        assert solution.lower_bound <= theirs + 1e-5 * scale
 
 
 def test_one_parameter_and_one_tight_budget_in_closed_form():
@@ -149,35 +151,35 @@ def test_one_parameter_and_one_tight_budget_in_closed_form():
     assert is_feasible(case, v * (1 + 1e-12))
     best = r.shift[-1] + (np.sqrt(law) - np.sqrt(r.target[0, 0])) ** 2
     assert best == pytest.approx(by_law(case, v), rel=1e-12)
-    found = solve(NoiseProblem(*case))
-    assert found.v == pytest.approx(v, rel=1e-4)
-    assert found.value == pytest.approx(best, rel=1e-8)
-    assert found.lower_bound <= best
+    solution = solve(NoiseProblem(*case))
+    assert solution.v == pytest.approx(v, rel=1e-4)
+    assert solution.value == pytest.approx(best, rel=1e-8)
+    assert solution.lower_bound <= best
 
 
 def test_gap_feasibility_and_certificate_over_random_problems():
     for seed in range(count(60, 600)):
         case = draw(1000 + seed)
-        found = solve(NoiseProblem(*case))
-        assert is_feasible(case, found.v), seed
-        assert 0 <= found.value - found.lower_bound <= 1e-6 * found.value, seed
+        solution = solve(NoiseProblem(*case))
+        assert is_feasible(case, solution.v), seed
+        assert 0 <= solution.value - solution.lower_bound <= 1e-6 * solution.value, seed
 
 
 @given(st.integers(0, 10**6))
 def test_no_feasible_noise_goes_below_the_certificate(seed):
     case, rng = draw(seed), np.random.default_rng(seed)
-    found = solve(NoiseProblem(*case))
+    solution = solve(NoiseProblem(*case))
     rounding = 1e-13 * np.trace(case.response.target)
     for near in (0.0, 0.01, 0.3, 2.0):
         v = np.clip(
-            found.v * np.exp(near * rng.standard_normal(found.v.size)),
+            solution.v * np.exp(near * rng.standard_normal(solution.v.size)),
             case.low,
             np.minimum(case.high, 1e9),
         )
         over = float(np.max((case.cost / v) @ case.active / case.budget))
         v = np.minimum(v * max(1.0, over * (1 + 1e-12)), case.high)
         if is_feasible(case, v):
-            assert by_law(case, v) >= found.lower_bound - rounding
+            assert by_law(case, v) >= solution.lower_bound - rounding
 
 
 def brute_force(case: Case, start) -> float:
@@ -201,9 +203,9 @@ def brute_force(case: Case, start) -> float:
 def test_brute_force_finds_nothing_better():
     for seed in range(count(4, 20)):
         case = draw(50 + seed, most_rounds=8, most_dim=2, tight=0.3, limited=False)
-        found = solve(NoiseProblem(*case))
-        best = min(brute_force(case, found.v * factor) for factor in (1.05, 2.0))
-        assert best >= found.value * (1 - 1e-6)
+        solution = solve(NoiseProblem(*case))
+        best = min(brute_force(case, solution.v * factor) for factor in (1.05, 2.0))
+        assert best >= solution.value * (1 - 1e-6)
 
 
 def test_derivatives_against_differences():
@@ -238,8 +240,8 @@ def test_equal_eigenvalues_are_one_matter():
     mean_sq, ones = np.array([0.1, 0.3, 0.2, 0.4]), np.ones((rounds, 3))
     eta = np.full(rounds, 0.05)
     matrix = np.repeat(np.diag(1 - 0.05 * precision)[None], rounds, 0)
-    start, one = Gaussian(np.sqrt(mean_sq), np.eye(4)), np.eye(4)
-    chain = LinearChain(start, matrix, np.zeros((rounds, 4)), one, one)
+    start, identity = Gaussian(np.sqrt(mean_sq), np.eye(4)), np.eye(4)
+    chain = LinearChain(start, matrix, np.zeros((rounds, 4)), identity, identity)
     full = chain.response(9, Gaussian(np.zeros(4), np.diag(1 / precision)))
     short = diagonal_response(precision, mean_sq, 1.0, Motion(eta, ones), 9)
     assert short.multiplicity.tolist() == [2, 1, 1]
@@ -261,9 +263,9 @@ def test_many_precisions_are_binned():
     assert binned.multiplicity.sum() == 310
     assert binned.multiplicity.size <= 64
     v = np.full(20, 2e-5)
-    eta, each = motion.step_size[0], np.ones(310)
+    eta, variances = motion.step_size[0], np.ones(310)
     for s in range(20):
-        each = (1 - eta * precision) ** 2 * each + v[s]
+        variances = (1 - eta * precision) ** 2 * variances + v[s]
     mean_sq = 0.01 * ((1 - eta * precision) ** 40).sum()
-    truth = mean_sq + ((np.sqrt(each) - precision**-0.5) ** 2).sum()
+    truth = mean_sq + ((np.sqrt(variances) - precision**-0.5) ** 2).sum()
     assert distances(binned)(v)[-1] == pytest.approx(truth, rel=0.01)

@@ -28,17 +28,17 @@ def unlike_devices(draw):
     """A small Gaussian problem whose devices differ in ε, δ, ℓ, c and P."""
     devices = draw(st.integers(1, 6))
 
-    def each(low, high):
+    def per_device(low, high):
         return [draw(st.floats(low, high)) for _ in range(devices)]
 
     record = draw(st.booleans())
     promise = wflmc.Privacy(
-        each(0.1, 30), each(1e-6, 0.2), each(1, 60), draw(st.sampled_from(["exact", "paper"])),
-        "record" if record else "device", each(0.5, 80) if record else None,
+        per_device(0.1, 30), per_device(1e-6, 0.2), per_device(1, 60), draw(st.sampled_from(["exact", "paper"])),
+        "record" if record else "device", per_device(0.5, 80) if record else None,
     )  # fmt: skip
     link = wflmc.Link(
         channel.rayleigh(0.01),
-        each(-5, 40),
+        per_device(-5, 40),
         seed=draw(st.integers(0, 99)),
         csi_error=draw(st.sampled_from([0.0, 0.1])),
     )
@@ -75,11 +75,11 @@ def test_no_device_overspends_its_own_limits(case, power):
     ledger = privacy.Ledger(promise, K, enforced=POLICIES[power].private)
     ledger.charge("run", 0, plan.loss)
     np.testing.assert_allclose(ledger.spent, losses.sum(0), rtol=1e-9)
-    each = [
+    epsilons = [
         float(privacy.epsilon_spent(x, d, promise.accountant))
         for x, d in zip(ledger.spent, promise.delta, strict=True)
     ]
-    assert plan.epsilon_spent == pytest.approx(max(each), rel=1e-9)
+    assert plan.epsilon_spent == pytest.approx(max(epsilons), rel=1e-9)
 
 
 @given(unlike_devices(), st.randoms(use_true_random=False))
@@ -153,32 +153,32 @@ def test_exact_agrees_with_privacy_loss_distributions(losses, delta):
     interval = 1e-4 if losses.sum() < 1 else 1e-3
     composed = None
     for loss in losses:
-        one = pld.from_gaussian_mechanism(
+        one_round = pld.from_gaussian_mechanism(
             1 / np.sqrt(2 * loss),
             sensitivity=1.0,
             value_discretization_interval=interval,
             use_connect_dots=True,
         )
-        composed = one if composed is None else composed.compose(one)
+        composed = one_round if composed is None else composed.compose(one_round)
     theirs = composed.get_epsilon_for_delta(delta)
     ours = float(privacy.epsilon_spent(losses.sum(), delta))
     assert ours == pytest.approx(theirs, rel=1e-3)
     optimistic = None
     for loss in losses:
-        one = pld.from_gaussian_mechanism(
+        one_round = pld.from_gaussian_mechanism(
             1 / np.sqrt(2 * loss), sensitivity=1.0, value_discretization_interval=interval, pessimistic_estimate=False,
             use_connect_dots=False,
         )  # fmt: skip
-        optimistic = one if optimistic is None else optimistic.compose(one)
+        optimistic = one_round if optimistic is None else optimistic.compose(one_round)
     assert ours >= optimistic.get_epsilon_for_delta(delta) - interval
 
 
 def test_comparison_by_dp_accounting():
     losses = np.geomspace(0.01, 1, 30)
-    found = epsilon_by_dp_accounting(losses, 1e-5)
+    epsilons = epsilon_by_dp_accounting(losses, 1e-5)
     exact = float(privacy.epsilon_spent(losses.sum(), 1e-5))
-    assert found["pld"] == pytest.approx(exact, rel=1e-5)
-    assert exact < found["rdp"] < 1.3 * exact
+    assert epsilons["pld"] == pytest.approx(exact, rel=1e-5)
+    assert exact < epsilons["rdp"] < 1.3 * exact
     assert epsilon_by_dp_accounting(np.array([1e9]), 1e-5)["pld"] is None
     assert epsilon_by_dp_accounting(np.array([]), 1e-5) == {"pld": 0.0, "rdp": 0.0}
 
@@ -192,7 +192,7 @@ def test_exact_budgets_buy_what_is_claimed(posterior):
     ratios = []
     for seed, snr_db in itertools.product(range(5), (10, 20, 30)):
         link = wflmc.Link(channel.rayleigh(0.01), snr_db, seed=seed)
-        made = {
+        plans = {
             name: wflmc.plan(
                 posterior,
                 link,
@@ -204,11 +204,11 @@ def test_exact_budgets_buy_what_is_claimed(posterior):
             )
             for name in ("exact", "paper")
         }
-        assert made["exact"].objective <= made["paper"].objective * (1 + 1e-9)
+        assert plans["exact"].objective <= plans["paper"].objective * (1 + 1e-9)
         if snr_db == 30:
             worst = {
                 name: exact_w2_sq(posterior, plan)[50:].max()
-                for name, plan in made.items()
+                for name, plan in plans.items()
             }
             ratios.append(worst["paper"] / worst["exact"])
     assert np.mean(ratios) == pytest.approx(1.9, abs=0.15)

@@ -34,11 +34,11 @@ def same(first, second):
     """Whether two values are equal bit for bit, of the same kind."""
     if first is None or isinstance(first, str | bool):
         return type(first) is type(second) and first == second
-    one, two = np.asarray(first), np.asarray(second)
+    first_array, second_array = np.asarray(first), np.asarray(second)
     return (
-        one.dtype == two.dtype
-        and one.shape == two.shape
-        and one.tobytes() == two.tobytes()
+        first_array.dtype == second_array.dtype
+        and first_array.shape == second_array.shape
+        and first_array.tobytes() == second_array.tobytes()
     )
 
 
@@ -49,18 +49,23 @@ def assert_equal_plans(first, second):
         ("context", Context),
     ):
         for field in fields(kind):
-            one, two = (
+            first_value, second_value = (
                 getattr(getattr(plan, part), field.name) for plan in (first, second)
             )
             if field.name == "notices":
-                assert one == two
+                assert first_value == second_value
             elif field.name == "dynamics":
-                assert (type(one), one.parameters) == (type(two), two.parameters)
+                assert (type(first_value), first_value.parameters) == (
+                    type(second_value),
+                    second_value.parameters,
+                )
             elif field.name == "privacy":
                 for name in (field.name for field in fields(Privacy)):
-                    assert same(getattr(one, name), getattr(two, name)), name
+                    assert same(
+                        getattr(first_value, name), getattr(second_value, name)
+                    ), name
             else:
-                assert same(one, two), (part, field.name)
+                assert same(first_value, second_value), (part, field.name)
     assert first.digest == second.digest
     assert first.checksum == second.checksum
     assert first.warnings == second.warnings
@@ -150,21 +155,22 @@ def test_odd_values_come_back(plan, tmp_path):
         ),
     )
     assert_equal_plans(odd, Plan.load(odd.save(tmp_path / "plan.npz")))
-    told = odd.with_notices(
+    with_texts = odd.with_notices(
         [
             Notice("a-code", "Ein Satz — «θ ≤ 1»\nmit zwei Zeilen."),
             Notice("b", "x" * 5000),
         ]
     )
-    assert_equal_plans(told, Plan.load(told.save(tmp_path / "plan.npz")))
+    assert_equal_plans(with_texts, Plan.load(with_texts.save(tmp_path / "plan.npz")))
 
 
 def test_a_loaded_plan_gives_the_same_draws(plan, tmp_path):
     loaded = Plan.load(plan.save(tmp_path / "plan.npz"))
-    one, two = (
-        wflmc.sample(jax.random.key(3), GAUSSIAN, each, 4) for each in (plan, loaded)
+    drawn, redrawn = (
+        wflmc.sample(jax.random.key(3), GAUSSIAN, plan_used, 4)
+        for plan_used in (plan, loaded)
     )
-    np.testing.assert_array_equal(one.theta, two.theta)
+    np.testing.assert_array_equal(drawn.theta, redrawn.theta)
 
 
 def test_lists_in_a_promise_become_arrays(plan, tmp_path):

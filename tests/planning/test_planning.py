@@ -33,8 +33,10 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
     if power == "equal":
         check_limits(plan, h, keywords["snr_db"], keywords["clip"])
         # No round may stay below every limit: caps, or the equal share of one of its devices.
-        share = plan.privacy.budget(1)[0] / np.maximum((plan.weight > 0).sum(0), 1)
-        limit = np.where(plan.weight > 0, share, np.inf).min(-1)
+        round_budget = plan.privacy.budget(1)[0] / np.maximum(
+            (plan.weight > 0).sum(0), 1
+        )
+        limit = np.where(plan.weight > 0, round_budget, np.inf).min(-1)
         at_dp = plan.loss.max(-1) >= limit * (1 - 1e-9)
         assert np.all(
             at_dp

@@ -44,7 +44,7 @@ def random_steps(rng: np.random.Generator, target, rounds: int):
 
 def by_hand(plan, target, clip, weight):
     """Proposition 1 round by round, with each round's own constants."""
-    bound, found = target.initial_w2_sq(), []
+    bound, bounds = target.initial_w2_sq(), []
     for s, eta in enumerate(plan.step_size):
         gamma = (
             1 - eta * target.mu
@@ -59,8 +59,8 @@ def by_hand(plan, target, clip, weight):
             0.0, plan.noise_variance[s] - 2 * eta
         )
         bound = ((1 + gamma) / 2) ** 2 * bound + 2 * (1 + gamma) / (1 - gamma) * inside
-        found.append(bound)
-    return found
+        bounds.append(bound)
+    return bounds
 
 
 @given(fading_cases(), seeds, st.sampled_from(["paper", "corrected"]))
@@ -82,13 +82,13 @@ def test_bound_and_limits_round_by_round(case, seed, which):
 def test_equal_steps_are_a_constant_step(case):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
-    one, each = (
+    constant, per_round = (
         make(target, h, step_size=eta, **keywords)
         for eta in (step, np.full(len(h), step))
     )
-    np.testing.assert_array_equal(one.gain, each.gain)
-    assert one.gamma == each.gamma == pytest.approx(1 - step * target.mu)
-    assert one.digest == each.digest
+    np.testing.assert_array_equal(constant.gain, per_round.gain)
+    assert constant.gamma == per_round.gamma == pytest.approx(1 - step * target.mu)
+    assert constant.digest == per_round.digest
 
 
 def test_varying_decay_against_clarabel():
@@ -109,8 +109,8 @@ def test_varying_decay_is_certified_for_both_objectives():
     rng = np.random.default_rng(1)
     for p in (varying(rng) for _ in range(60)):
         for objective in ("worst", "average"):
-            one = replace(p, objective=objective)
-            check(one, allocate(one), gap=1e-8)
+            problem = replace(p, objective=objective)
+            check(problem, allocate(problem), gap=1e-8)
 
 
 @given(fading_cases(), seeds)
@@ -135,8 +135,8 @@ def test_order_budget_and_floors_with_varying_decay(seed):
     assert permuted.objective == pytest.approx(x.objective, rel=2e-8)
     richer = allocate(replace(p, budget=p.budget * rng.uniform(1, 2, p.budget.size)))
     assert richer.objective <= x.objective + 1e-8 * abs(x.objective)
-    share = float(np.min(p.budget / (p.cap @ p.active + 1e-300)))
-    floored = replace(p, floor=p.cap * min(1.0, share) * rng.random(p.cap.size))
+    budget_share = float(np.min(p.budget / (p.cap @ p.active + 1e-300)))
+    floored = replace(p, floor=p.cap * min(1.0, budget_share) * rng.random(p.cap.size))
     check(floored, allocate(floored), gap=1e-7)
 
 
@@ -282,12 +282,12 @@ def test_planned_steps_help_and_chains_that_are_clipped_agree(posterior, epsilon
 def test_planned_is_never_worse_than_constant(case, objective):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
-    few = keywords["burn_in"] % 13  # a search of a hundred plans: keep it short
+    burn_in = keywords["burn_in"] % 13  # a search of a hundred plans: keep it short
     h, keywords = (
-        h[: few + 3],
-        {**keywords, "burn_in": few, "samples": min(3, len(h) - few)},
+        h[: burn_in + 3],
+        {**keywords, "burn_in": burn_in, "samples": min(3, len(h) - burn_in)},
     )
-    h = h[: few + keywords["samples"]]
+    h = h[: burn_in + keywords["samples"]]
     constant, planned = (
         make(
             target,
@@ -300,10 +300,10 @@ def test_planned_is_never_worse_than_constant(case, objective):
         for name in ("constant", "planned")
     )
     assert planned.objective <= constant.objective * (1 + 1e-9)
-    laws = [clipped_law(plan)[few:] for plan in (constant, planned)]
+    laws = [clipped_law(plan)[burn_in:] for plan in (constant, planned)]
     value = np.mean if objective == "average" else np.max
     assert value(laws[1]) <= value(laws[0]) * (1 + 1e-9)
-    np.testing.assert_allclose(planned.step_size[few:], step, rtol=1e-12)
+    np.testing.assert_allclose(planned.step_size[burn_in:], step, rtol=1e-12)
     assert planned.step_size.max() <= 2 / (target.mu + target.L) * (1 + 1e-9)
     assert planned.step_size.min() >= REST * step * (1 - 1e-9)
     check_limits(planned, h, keywords["snr_db"], keywords["clip"])

@@ -86,22 +86,24 @@ def test_every_device_has_weight_one_on_average(fading):
             law = channel.from_array(
                 generator.gamma([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], (rounds, 5))
             )
-        made = wflmc.plan(
+        drawn = wflmc.plan(
             target, wflmc.Link(law, seed=seed), wflmc.Privacy(clip=1.0), step_size=0.02, burn_in=rounds - 1, samples=1,
             policy=wflmc.Policy(schedule="unbiased", senders=q),
         )  # fmt: skip
-        assert np.all(made.active_devices == q)
-        active.append(made.weight > 0)
+        assert np.all(drawn.active_devices == q)
+        active.append(drawn.weight > 0)
     active = np.array(active)  # [seed, round, device]
-    share = q / 5
-    error = np.sqrt(share * (1 - share) / active.shape[0])
-    assert np.abs(active.mean(0) - share).max() < 4.5 * error  # 40 means
+    probability = q / 5
+    error = np.sqrt(probability * (1 - probability) / active.shape[0])
+    assert np.abs(active.mean(0) - probability).max() < 4.5 * error  # 40 means
     np.testing.assert_allclose(
-        active.mean((0, 1)), share, atol=4.5 * error / np.sqrt(rounds)
+        active.mean((0, 1)), probability, atol=4.5 * error / np.sqrt(rounds)
     )
     both = (active[:, 1:] & active[:, :-1]).mean((0, 1))
-    spread = np.sqrt(share**2 * (1 - share**2) / (active.shape[0] * (rounds - 1)))
-    np.testing.assert_allclose(both, share**2, atol=6 * spread)
+    spread = np.sqrt(
+        probability**2 * (1 - probability**2) / (active.shape[0] * (rounds - 1))
+    )
+    np.testing.assert_allclose(both, probability**2, atol=6 * spread)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.99, 0.999999])
@@ -205,12 +207,12 @@ def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
         snr_db=15.0,
         seed=seed,
     )
-    made = wflmc.plan(
+    drawn = wflmc.plan(
         Target(3.0, 20.0, 2, devices), link, wflmc.Privacy(2.0, 0.01, 3.0), step_size=0.02, burn_in=rounds - 1,
         samples=1, policy=wflmc.Policy(schedule="unbiased", senders=q, power=power, csi=csi),
     )  # fmt: skip
-    check_limits(made, link.gains(rounds, devices), 15.0, 3.0)
-    assert np.all(made.active_devices == q)
+    check_limits(drawn, link.gains(rounds, devices), 15.0, 3.0)
+    assert np.all(drawn.active_devices == q)
 
 
 def test_the_number_of_senders_is_the_best_one():

@@ -40,7 +40,7 @@ def sent():
     """What each of 400 devices with three examples in two dimensions sends, for rows[k, n, 2] and targets[k, n]."""
 
     @jax.jit
-    def each(posterior, clip, example_clip):
+    def sum_of_model(posterior, clip, example_clip):
         ones = jnp.ones(posterior.devices)
         theta = jnp.array([0.3, -0.2])
 
@@ -61,7 +61,10 @@ def sent():
             prior_std=0.1,
         )
         return np.asarray(
-            each(posterior.on_accelerator(1, 2.0**30, True), clip, example_clip), float
+            sum_of_model(
+                posterior.on_accelerator(1, 2.0**30, True), clip, example_clip
+            ),
+            float,
         )
 
     return send
@@ -81,12 +84,12 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
     targets[::2] = [1e4, -half, 0.0]
     other, empty, replaced = targets.copy(), rows.copy(), targets.copy()
     empty[:, 0], other[:, 0], replaced[:, 0] = 0.0, 0.0, -1e4 * np.sign(targets[:, 0])
-    found = sent(rows, targets, clip, example_clip)
+    signal = sent(rows, targets, clip, example_clip)
     changes = {
-        ("record", "add-remove"): found - sent(empty, other, clip, example_clip),
-        ("record", "replace"): found - sent(rows, replaced, clip, example_clip),
-        ("device", "add-remove"): found,  # silence
-        ("device", "replace"): found
+        ("record", "add-remove"): signal - sent(empty, other, clip, example_clip),
+        ("record", "replace"): signal - sent(rows, replaced, clip, example_clip),
+        ("device", "add-remove"): signal,  # silence
+        ("device", "replace"): signal
         - sent(rows, -1e4 * np.sign(targets), clip, example_clip),
     }
     for (unit, adjacency), change in changes.items():
@@ -115,29 +118,32 @@ def test_a_mini_batch_draws_an_empty_record_like_any_other():
     """N_k and so the scale N_k/batch stay: an empty record changes the sum by c when it is drawn, else not at all."""
     # The columns are a value and whether it is present.
     rows = np.stack([np.linspace(1, 2, 8), np.ones(8)], axis=1).astype(np.float32)
-    one = wflmc.posterior_from(
+    posterior = wflmc.posterior_from(
         lambda theta, d: -theta[0] * d[0] * d[1], lambda theta: -0.5 * theta @ theta, rows,
         initial=jnp.zeros(1), devices=1, batch=2, mu=1.0, L=1.0,
     )  # fmt: skip
-    other = dataclasses.replace(one, data=one.data * (np.arange(8) != 3)[:, None])
+    other = dataclasses.replace(
+        posterior, data=posterior.data * (np.arange(8) != 3)[:, None]
+    )
 
     @jax.jit
     def change(key):
-        at, ones = jnp.zeros(1), jnp.ones(1)
+        position, ones = jnp.zeros(1), jnp.ones(1)
         totals = [
-            each.clipped_sum(at, ones, 100 * ones, key, 3 * ones)[0]
-            for each in (one, other)
+            model.clipped_sum(position, ones, 100 * ones, key, 3 * ones)[0]
+            for model in (posterior, other)
         ]
         return totals[0] - totals[1]
 
-    found = np.asarray(jax.vmap(change)(jax.random.split(KEY, 40)))[:, 0]
+    changes = np.asarray(jax.vmap(change)(jax.random.split(KEY, 40)))[:, 0]
     # 4 times its gradient is clipped to 3.
-    np.testing.assert_allclose(np.unique(found.round(4)), [0.0, 3.0], atol=1e-4)
+    np.testing.assert_allclose(np.unique(changes.round(4)), [0.0, 3.0], atol=1e-4)
 
 
-def test_the_loss_of_a_plan_follows(few):
+def test_the_loss_of_a_plan_follows(six_devices):
     plans = {
-        name: planned(few, promise(name), power="equal") for name in privacy.ADJACENCIES
+        name: planned(six_devices, promise(name), power="equal")
+        for name in privacy.ADJACENCIES
     }
     same_power = with_context(plans["replace"], privacy=promise())
     np.testing.assert_allclose(same_power.loss, plans["replace"].loss / 4)
@@ -148,9 +154,11 @@ def test_the_loss_of_a_plan_follows(few):
     ours = float(privacy.epsilon_spent(loss.sum(), 0.01))
     assert ours == pytest.approx(8, rel=1e-6)
     # By the distance between neighbours in standard deviations of the noise, as dp-accounting takes it.
-    apart = plans["add-remove"].gain * 30 / np.sqrt(plans["add-remove"].noise_power)
-    np.testing.assert_allclose(apart**2 / 2, loss)
-    others = epsilon_by_dp_accounting(apart**2 / 2, 0.01)
+    separation = (
+        plans["add-remove"].gain * 30 / np.sqrt(plans["add-remove"].noise_power)
+    )
+    np.testing.assert_allclose(separation**2 / 2, loss)
+    others = epsilon_by_dp_accounting(separation**2 / 2, 0.01)
     assert others["pld"] is None or others["pld"] == pytest.approx(ours, rel=1e-2)
     assert others["rdp"] is None or others["rdp"] >= ours
 
@@ -219,22 +227,22 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
 def test_a_release_costs_less_and_has_noise_of_its_own(example_clip, least):
     posterior = wflmc.gaussian_regression(KEY, 4, examples=80, intercept=True)
     link = wflmc.Link(channel.static(0.01), snr_db=-20)
-    made = {
+    released = {
         name: preconditioning.release_whitening(
             KEY, posterior, link, promise(name, 30, example_clip), budget_fraction=0.9
         )
         for name in privacy.ADJACENCIES
     }
-    ratio = made["replace"].loss / made["add-remove"].loss
+    ratio = released["replace"].loss / released["add-remove"].loss
     assert np.all(ratio >= least * (1 - 1e-9))
     assert ratio.max() == pytest.approx(4)
-    assert made["replace"].noise != made["add-remove"].noise
+    assert released["replace"].noise != released["add-remove"].noise
 
 
 # Who is told
 
 
-def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
+def test_a_ledger_of_another_adjacency_is_refused(tmp_path, six_devices):
     path = tmp_path / "ledger.jsonl"
     old = privacy.Ledger(promise("replace"), 6, path=path)
     assert json.loads(path.read_text().splitlines()[0])["adjacency"] == "replace"
@@ -245,19 +253,21 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, few):
     with raises_input_error("ledger", "adjacency"):
         wflmc.sample(
             KEY,
-            few,
-            planned(few, promise()),
+            six_devices,
+            planned(six_devices, promise()),
             1,
             ledger=privacy.Ledger(promise("replace"), 6),
         )
     assert old.spent.sum() == 0
 
 
-def test_terms_of_a_federation_carry_it(tmp_path, few):
+def test_terms_of_a_federation_carry_it(tmp_path, six_devices):
     link = wflmc.Link(channel.static(0.01), snr_db=40)
     terms = {}
     for name, of in {"device": promise(), "record": promise(example_clip=9.0)}.items():
-        terms[name] = make_job(KEY, few, link, planned(few, of)).terms(2)
+        terms[name] = make_job(KEY, six_devices, link, planned(six_devices, of)).terms(
+            2
+        )
         assert (terms[name].sensitivity, terms[name].promise.adjacency) == (
             15.0 if name == "device" else 4.5,
             "add-remove",
@@ -300,11 +310,11 @@ def test_it_stands_beside_every_epsilon_of_the_command_line(call, scenario, tmp_
 # The audit's neighbours
 
 
-def test_an_audit_comes_close_with_neighbours_of_its_own(few):
+def test_an_audit_comes_close_with_neighbours_of_its_own(six_devices):
     """A record that is there or empty, one canary and one model: neither may prove more, and all come near."""
-    plan = planned(few, promise(example_clip=45.0))
+    plan = planned(six_devices, promise(example_clip=45.0))
     report = audit.audit(
-        KEY, plan, few, trials=TRIALS, attacks=["constant", "record", "model"]
+        KEY, plan, six_devices, trials=TRIALS, attacks=["constant", "record", "model"]
     )
     assert report.consistent, str(report)
     assert report.adjacency == "add-remove"
@@ -315,22 +325,30 @@ def test_an_audit_comes_close_with_neighbours_of_its_own(few):
     assert 0.2 < record.epsilon_gaussian / report.epsilon < 1
 
 
-def test_an_audit_of_silence_comes_close(few):
-    plan = planned(few, promise())
-    report = audit.audit(KEY, plan, few, trials=TRIALS, attacks=["constant", "model"])
+def test_an_audit_of_silence_comes_close(six_devices):
+    plan = planned(six_devices, promise())
+    report = audit.audit(
+        KEY, plan, six_devices, trials=TRIALS, attacks=["constant", "model"]
+    )
     assert report.consistent, str(report)
     for test in report.tests:
         assert 0.8 < test.epsilon_gaussian / report.epsilon < 1, test.name
 
 
-def test_neighbours_by_replacement_break_the_claim_of_add_remove(few, monkeypatch):
+def test_neighbours_by_replacement_break_the_claim_of_add_remove(
+    six_devices, monkeypatch
+):
     """As if the promise of add-remove were given for any other data in place of one's own."""
     monkeypatch.setattr(audit.attack.Target, "neighbour", -1.0)
     monkeypatch.setattr(
         audit.attack.Target, "midpoint", property(lambda self: 0 * self.signal)
     )
     report = audit.audit(
-        KEY, planned(few, promise()), few, trials=TRIALS, attacks=["constant", "model"]
+        KEY,
+        planned(six_devices, promise()),
+        six_devices,
+        trials=TRIALS,
+        attacks=["constant", "model"],
     )
     assert {test.name for test in report.flagged} >= {
         "matched filter",

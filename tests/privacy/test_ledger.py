@@ -74,10 +74,10 @@ def test_the_first_round_and_device_beyond_a_budget_are_named():
 def test_no_sequence_of_charges_overspends(values, size):
     ledger = Ledger(PROMISE, 1)
     sent = 0.0
-    for at in range(0, len(values), size):
-        rows = np.array(values[at : at + size])[:, None]
+    for start in range(0, len(values), size):
+        rows = np.array(values[start : start + size])[:, None]
         try:
-            ledger.charge("a", at, rows)
+            ledger.charge("a", start, rows)
             sent += rows.sum()
         except OverspendError:
             assert sent + rows.sum() > BUDGET

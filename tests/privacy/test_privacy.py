@@ -100,15 +100,15 @@ def test_paper_budget_by_its_definition(epsilon, delta):
 )
 def test_exact_budget_agrees_with_dp_accounting(epsilon, delta):
     """Composition of unequal Gaussian rounds that together spend the budget, by privacy loss distributions."""
-    shares = np.array([0.1, 0.2, 0.3, 0.4]) * float(privacy.budget(epsilon, delta))
+    losses = np.array([0.1, 0.2, 0.3, 0.4]) * float(privacy.budget(epsilon, delta))
     composed = None
-    for loss in shares:
-        one = pld.from_gaussian_mechanism(
+    for loss in losses:
+        one_round = pld.from_gaussian_mechanism(
             standard_deviation=1 / np.sqrt(2 * loss),
             sensitivity=1.0,
             value_discretization_interval=1e-4,
         )
-        composed = one if composed is None else composed.compose(one)
+        composed = one_round if composed is None else composed.compose(one_round)
     assert composed.get_epsilon_for_delta(delta) == pytest.approx(epsilon, rel=2e-3)
 
 
@@ -192,7 +192,7 @@ def test_bad_promises_are_refused_by_name(arguments, key):
 
 
 @pytest.mark.parametrize(
-    ("key", "given"),
+    ("key", "clips"),
     [
         ("clip", {"clip": 1e-22}),
         ("clip", {"clip": 9e37}),
@@ -200,9 +200,9 @@ def test_bad_promises_are_refused_by_name(arguments, key):
         ("example_clip", {"example_clip": 9e37, "clip": 1e14}),
     ],
 )
-def test_clips_that_float32_would_not_keep_are_refused(key, given):
+def test_clips_that_float32_would_not_keep_are_refused(key, clips):
     with raises_input_error(key, "1e-15", "1e+15", section="privacy"):
-        wflmc.Privacy(1, 1e-5, **{"unit": "record", "example_clip": 1.0, **given})
+        wflmc.Privacy(1, 1e-5, **{"unit": "record", "example_clip": 1.0, **clips})
 
 
 def test_who_does_not_send_spends_nothing():

@@ -52,14 +52,16 @@ def released(snr_db=20.0, unit="record", intercept=True, csi_error=0.0, **keywor
     st.sampled_from([0.0, 0.3]),
 )
 def test_a_release_spends_no_more_than_its_share(
-    snr_db, unit, intercept, share, rounds, error
+    snr_db, unit, intercept, budget_fraction, rounds, error
 ):
     posterior, release = released(
-        snr_db, unit, intercept, error, budget_fraction=share, rounds=rounds
+        snr_db, unit, intercept, error, budget_fraction=budget_fraction, rounds=rounds
     )
     assert release.loss.shape == (rounds, 5)
     assert np.all(release.loss >= 0)
-    assert np.all(release.spent <= share * PROMISE[unit].budget(5) * (1 + 1e-9))
+    assert np.all(
+        release.spent <= budget_fraction * PROMISE[unit].budget(5) * (1 + 1e-9)
+    )
     assert np.linalg.cond(release.matrix) < 1e12
     posterior.whitened(release.matrix)
 
@@ -109,7 +111,7 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     sums = np.array([[1.0, 2.0, -1.0]])
     other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
-        heard = []
+        received = []
         for given_sums in (sums, other):
             air = releases.ReleaseChannel(
                 KEY,
@@ -120,13 +122,13 @@ def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
                 rounds=range(3),
                 settings=np.zeros(1),
             )
-            heard.append(
+            received.append(
                 air.receive(
                     3, given_sums, reach=reach, moved_by=1.0, budget_fraction=0.5
                 )
             )
         # The average over rounds is the sufficient statistic of the mean: its distance in standard deviations is μ.
-        (first, noise), (second, _) = heard
+        (first, noise), (second, _) = received
         distance = np.linalg.norm(second - first) / noise
         loss = air.losses[0].sum()
         assert distance**2 / 2 == pytest.approx(loss / moved**2, rel=1e-9)
@@ -296,14 +298,14 @@ def test_a_plan_cannot_forget_its_release(scenario, tmp_path, call):
 def test_a_round_of_a_release_knows_only_the_rounds_before():
     gains = np.abs(np.random.default_rng(0).standard_normal((16, 5))) + 0.01
     later = np.where(np.arange(16)[:, None] < 9, gains, 10 * gains)
-    made = [
+    paired = [
         preconditioning.release_whitening(
             KEY, gaussian(), wflmc.Link(channel.from_array(h), 30), PROMISE["device"]
         )
         for h in (gains, later)
     ]
-    np.testing.assert_array_equal(made[0].loss[:9], made[1].loss[:9])
-    assert not np.array_equal(made[0].loss[9:], made[1].loss[9:])
+    np.testing.assert_array_equal(paired[0].loss[:9], paired[1].loss[:9])
+    assert not np.array_equal(paired[0].loss[9:], paired[1].loss[9:])
 
 
 def test_the_audit_says_that_it_leaves_the_release_out(scenario, call):

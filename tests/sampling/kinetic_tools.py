@@ -61,18 +61,18 @@ def ill_conditioned():
 def five_parts(plan, posterior, s):
     """Round s on (θ, v), part by part as the splitting is defined: matrix, offset, noise that enters."""
     m, h = posterior.dim, plan.step_size[s]
-    one, none = np.eye(m), np.zeros((m, m))
+    identity, zeros = np.eye(m), np.zeros((m, m))
     hessian = np.tensordot(plan.weight_received[s], posterior.hessian, 1)
     linear = plan.weight_received[s] @ posterior.linear
     decay = np.exp(-plan.dynamics.friction * h)
-    drift = np.block([[one, h / 2 * one], [none, one]])
-    damp = np.block([[one, none], [none, decay * one]])
+    drift = np.block([[identity, h / 2 * identity], [zeros, identity]])
+    damp = np.block([[identity, zeros], [zeros, decay * identity]])
     # The second kick has the gradient of the first, taken at the same θ.
-    kick = np.block([[one, none], [-h / 2 * hessian, one]])
+    kick = np.block([[identity, zeros], [-h / 2 * hessian, identity]])
     push = np.concatenate([np.zeros(m), h / 2 * linear])
     matrix = drift @ kick @ damp @ kick @ drift
     offset = drift @ (kick @ damp @ push + push)
-    return matrix, offset, drift @ np.concatenate([none, one])
+    return matrix, offset, drift @ np.concatenate([zeros, identity])
 
 
 def law_by_parts(plan, posterior):

@@ -42,25 +42,25 @@ def test_averages_are_those_of_the_draws(chain):
     drawn = wflmc.sample(KEY, posterior, plan, chains=4)
     draws = drawn.theta
     trace = wflmc.sample(KEY, posterior, plan, chains=4, predictions=rows)
-    kept = trace.predictions
+    averages = trace.predictions
     np.testing.assert_allclose(
-        kept.probability, posterior.predict(draws, rows), atol=2e-6
+        averages.probability, posterior.predict(draws, rows), atol=2e-6
     )
-    np.testing.assert_allclose(kept.mean, draws.mean(1), atol=1e-5)
-    np.testing.assert_allclose(kept.variance, draws.var(1, ddof=1), rtol=1e-3)
+    np.testing.assert_allclose(averages.mean, draws.mean(1), atol=1e-5)
+    np.testing.assert_allclose(averages.variance, draws.var(1, ddof=1), rtol=1e-3)
     logits = draws.reshape(4, 9, 3, 4) @ rows[:20].T
     np.testing.assert_allclose(
-        kept.logits,
+        averages.logits,
         (logits - logits.mean(2, keepdims=True)).reshape(4, 9, -1),
         atol=1e-4,
     )
-    np.testing.assert_allclose(trace.theta[:, 0], kept.mean)
+    np.testing.assert_allclose(trace.theta[:, 0], averages.mean)
     labels = np.arange(30) % 3
-    found = wflmc.evaluate(trace, posterior, (rows, labels))
+    evaluation = wflmc.evaluate(trace, posterior, (rows, labels))
     direct = wflmc.evaluate(drawn, posterior, (rows, labels))
-    assert found.mean_scores == pytest.approx(direct.mean_scores, abs=1e-5)
-    assert found.rhat_max == pytest.approx(
-        wflmc.evaluation.diagnose(kept.logits).rhat_max
+    assert evaluation.mean_scores == pytest.approx(direct.mean_scores, abs=1e-5)
+    assert evaluation.rhat_max == pytest.approx(
+        wflmc.evaluation.diagnose(averages.logits).rhat_max
     )
 
 
@@ -85,8 +85,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_averages(chain, tmp_path):
     resumed = wflmc.sample(
         KEY, posterior, plan, chains=4, predictions=rows, execution=going_on
     ).predictions
-    for one, other in zip(whole, resumed, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for expected, actual in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(expected, actual)
     with raises_input_error("checkpoint"):
         wflmc.sample(
             KEY,

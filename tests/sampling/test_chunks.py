@@ -24,7 +24,7 @@ from .compile_tools import clipped_sum, clipped_sums, count_compilations, gradie
 @pytest.fixture(scope="module")
 def cases():
     """A Gaussian and two softmax posteriors (few rows a device, and many), each with plans on three channels."""
-    found = {
+    posteriors = {
         "gaussian": wflmc.gaussian_regression(
             jax.random.key(0), devices=7, examples=90
         ),
@@ -40,7 +40,9 @@ def cases():
             partition="dirichlet:1",
         ),
     }
-    return {name: (posterior, plans_of(posterior)) for name, posterior in found.items()}
+    return {
+        name: (posterior, plans_of(posterior)) for name, posterior in posteriors.items()
+    }
 
 
 def plans_of(posterior):
@@ -72,9 +74,13 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
     posterior, plans = cases[kind]
     plan, chains = (plans, None) if zipped else (plans[0], 7)
     whole = wflmc.sample(jax.random.key(0), posterior, plan, chains)
-    one = posterior.working_bytes(1) + 16 * posterior.dim
+    chain_bytes = posterior.working_bytes(1) + 16 * posterior.dim
     parts = []
-    for limit in (1.01 * one, 4.2 * one, 12 * one) if FULL else (4.2 * one,):
+    for limit in (
+        (1.01 * chain_bytes, 4.2 * chain_bytes, 12 * chain_bytes)
+        if FULL
+        else (4.2 * chain_bytes,)
+    ):
         small = wflmc.sample(
             jax.random.key(0),
             posterior,
@@ -100,7 +106,7 @@ def test_a_memory_limit_changes_rounding_alone(cases, kind, zipped):
             posterior,
             plan,
             chains,
-            execution=Execution(memory=0.5 * one),
+            execution=Execution(memory=0.5 * chain_bytes),
         )
 
 
@@ -157,8 +163,8 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
         by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(
             posterior, theta, weight, clip
         )
-        for found, sums in zip(by_device, wanted, strict=True):
-            np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
+        for actual, sums in zip(by_device, wanted, strict=True):
+            np.testing.assert_allclose(actual, sums, rtol=1e-4, atol=1e-4)
         monkeypatch.undo()
     for block in (1, 2, 3, 4, 7) if FULL else (1, 3):
         module = sys.modules[type(posterior).__module__]
@@ -167,11 +173,11 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
         ready = posterior.on_accelerator(5, 1e9)
         monkeypatch.undo()
         assert (ready.block, ready.devices) == (block, 7)
-        for found, sums in zip(
+        for actual, sums in zip(
             clipped_sums(ready, theta, weight, clip), wanted, strict=True
         ):
-            assert found.shape == sums.shape
-            np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
+            assert actual.shape == sums.shape
+            np.testing.assert_allclose(actual, sums, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(
             gradients(ready, theta[0]), unclipped, rtol=1e-4, atol=1e-4
         )
@@ -248,14 +254,14 @@ def test_chains_over_several_accelerators(tmp_path):
     subprocess.run(
         [sys.executable, "-c", SHARDED, *arguments], env=environment, check=True
     )
-    found = np.load(tmp_path / "o.npz")
+    arrays = np.load(tmp_path / "o.npz")
     for name in names:
         for label in ("zipped", "shared"):
             for count in counts[1:]:
                 for part in ("", " clipped"):
                     np.testing.assert_allclose(
-                        found[f"{name} {label} {count}{part}"],
-                        found[f"{name} {label} 1{part}"],
+                        arrays[f"{name} {label} {count}{part}"],
+                        arrays[f"{name} {label} 1{part}"],
                         rtol=2e-3,
                         atol=2e-4,
                     )

@@ -64,10 +64,10 @@ def test_every_device_hears_noise_of_its_own():
     theta = jnp.array([1.0, -2.0, 0.5])
     noise = np.asarray(jax.vmap(lambda key: broadcast(key, theta, now))(keys)) - theta
     assert noise.shape == (CHAINS, 4, 3)
-    found = np.cov(noise.reshape(CHAINS, -1).T)
+    sample_covariance = np.cov(noise.reshape(CHAINS, -1).T)
     error = plan.downlink_noise * np.sqrt(2 / CHAINS)
     np.testing.assert_allclose(
-        found, plan.downlink_noise * np.eye(12), atol=LIMIT * error
+        sample_covariance, plan.downlink_noise * np.eye(12), atol=LIMIT * error
     )
 
 
@@ -86,9 +86,13 @@ def test_gradients_are_taken_where_each_device_thinks_it_is(
     limit = None if example_clip is None else jnp.full(4, example_clip)
     ready = posterior.on_accelerator(2, 1e9, by_example=example_clip is not None)
     total, norms = jax.jit(
-        jax.vmap(lambda at: ready.clipped_sum(at, weight, clip, example_clip=limit))
+        jax.vmap(
+            lambda position: ready.clipped_sum(
+                position, weight, clip, example_clip=limit
+            )
+        )
     )(places)
-    devices, one = (
+    devices, one_limit = (
         [posterior.device(k) for k in range(4)],
         None if limit is None else limit[:1],
     )
@@ -99,7 +103,7 @@ def test_gradients_are_taken_where_each_device_thinks_it_is(
                 places[chain, k],
                 weight[k, None],
                 clip[k, None],
-                example_clip=one,
+                example_clip=one_limit,
             )
             for k, device in enumerate(devices)
         ]

@@ -39,8 +39,8 @@ def test_chains_are_those_of_the_cpu(model, chains):
         wflmc.sampling.Execution(accelerators=jax.devices(kind)[:1]) for kind in kinds
     ]
     traces = [
-        wflmc.sample(jax.random.key(1), posterior, plan, chains, execution=each)
-        for each in executions
+        wflmc.sample(jax.random.key(1), posterior, plan, chains, execution=execution)
+        for execution in executions
     ]
     scale = np.abs(traces[1].theta).max()
     np.testing.assert_allclose(traces[0].theta, traces[1].theta, atol=1e-4 * scale)

@@ -61,12 +61,12 @@ def test_the_command_line_listens_before_anything_large_is_imported():
 
 
 def test_names_of_the_package_are_imported_when_they_are_asked_for():
-    given = {}
-    exec("from wflmc import *", given)
-    assert set(wflmc.__all__) <= set(given)
+    namespace = {}
+    exec("from wflmc import *", namespace)
+    assert set(wflmc.__all__) <= set(namespace)
     assert set(dir(wflmc)) == set(wflmc.__all__)
-    assert given["Link"] is wflmc.channel.Link
-    assert wflmc.support.errors.InputError is given["InputError"]
+    assert namespace["Link"] is wflmc.channel.Link
+    assert wflmc.support.errors.InputError is namespace["InputError"]
     with pytest.raises(
         AttributeError, match="module 'wflmc' has no attribute 'nothing'"
     ):

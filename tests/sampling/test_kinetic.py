@@ -92,30 +92,32 @@ def test_samples_have_the_right_variance_whatever_the_step(step, friction):
     )
 
 
-def test_where_gradients_are_asked_for_the_variance_is_too_large(few):
-    plan = make(few, factor=1.0, step=1.5, burn_in=400)
-    h, m = plan.step_size[0], few.dim
+def test_where_gradients_are_asked_for_the_variance_is_too_large(six_devices):
+    plan = make(six_devices, factor=1.0, step=1.5, burn_in=400)
+    h, m = plan.step_size[0], six_devices.dim
     covariance = np.eye(2 * m)
     for s in range(len(plan.rounds)):
-        matrix, _, enters = five_parts(plan, few, s)
+        matrix, _, enters = five_parts(plan, six_devices, s)
         covariance = (
             matrix @ covariance @ matrix.T + plan.langevin_noise[s] * enters @ enters.T
         )
     ahead = np.concatenate([np.eye(m), h / 2 * np.eye(m)], axis=1)
-    curvature = np.linalg.eigvalsh(few.hessian.sum(0))
+    curvature = np.linalg.eigvalsh(six_devices.hessian.sum(0))
     expected = 1 / (curvature * (1 - h**2 * curvature / 4))
     np.testing.assert_allclose(
         np.linalg.eigvalsh(ahead @ covariance @ ahead.T), np.sort(expected), rtol=1e-9
     )
     np.testing.assert_allclose(
-        covariance[:m, :m], few.covariance, rtol=1e-9, atol=1e-12
+        covariance[:m, :m], six_devices.covariance, rtol=1e-9, atol=1e-12
     )
 
 
 @pytest.mark.parametrize("friction", [0.1, 2.0, 30.0])
-def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(few, friction):
+def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(
+    six_devices, friction
+):
     """a = (K/K_a)² h²/(4 tanh(γ_f h/2)), and with less power there is too much noise."""
-    plan = make(few, factor=1.0, friction=friction)
+    plan = make(six_devices, factor=1.0, friction=friction)
     h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
     a = h**2 / (4 * np.tanh(plan.dynamics.friction * h / 2))
     np.testing.assert_allclose(plan.gain**2 / plan.noise_power, a, rtol=1e-12)
@@ -123,23 +125,25 @@ def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(few, fricti
     assert np.all(plan.limit == 0)  # lmc-limited
     np.testing.assert_allclose(plan.noise_variance, 1 - decay**2, rtol=1e-12)
     for factor, excess in ((1.0, 0.0), (0.8, 0.25), (4.0, 0.0)):
-        made = make(few, factor=factor, friction=friction)
+        scaled = make(six_devices, factor=factor, friction=friction)
         np.testing.assert_allclose(
-            made.excess_noise, excess * (1 - decay**2), rtol=1e-9, atol=1e-12
+            scaled.excess_noise, excess * (1 - decay**2), rtol=1e-9, atol=1e-12
         )
-    silent = make(few, "no-dp", friction=friction, loss=[1e9] * 3 + [1e-15] * 3)
+    silent = make(six_devices, "no-dp", friction=friction, loss=[1e9] * 3 + [1e-15] * 3)
     assert np.all(silent.active_devices == 3)
     np.testing.assert_allclose(silent.gain**2 / silent.noise_power, 4 * a, rtol=1e-12)
 
 
-def test_at_the_cap_simulated_chains_have_the_posterior_without_any_other_noise(few):
+def test_at_the_cap_simulated_chains_have_the_posterior_without_any_other_noise(
+    six_devices,
+):
     for factor, exact in ((1.0, True), (0.8, False)):
-        plan = make(few, factor=factor, burn_in=40)
+        plan = make(six_devices, factor=factor, burn_in=40)
         assert not plan.server_noise.any()
-        theta = wflmc.sample(jax.random.key(5), few, unclipped(plan), CHAINS).theta[
-            :, 0
-        ]
-        score = z_scores(theta, few.mean, few.covariance)[0]
+        theta = wflmc.sample(
+            jax.random.key(5), six_devices, unclipped(plan), CHAINS
+        ).theta[:, 0]
+        score = z_scores(theta, six_devices.mean, six_devices.covariance)[0]
         assert abs(score) < LIMIT if exact else score > 10
 
 
@@ -228,20 +232,20 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
 def test_the_response_is_the_law(small):
     plan = make(small, "equal", step=1.2, burn_in=5, samples=7, csi_error=0.1)
     law = law_of(small, plan)
-    found = small.response(plan.motion, plan.burn_in)
-    assert found.effect.shape == (7, 12, 3, 3)
-    noise = np.einsum("s,ksij->kij", plan.noise_variance, found.effect)
+    response = small.response(plan.motion, plan.burn_in)
+    assert response.effect.shape == (7, 12, 3, 3)
+    noise = np.einsum("s,ksij->kij", plan.noise_variance, response.effect)
     np.testing.assert_allclose(
-        found.covariance + noise, law.covariance[5:], rtol=1e-9, atol=1e-12
+        response.covariance + noise, law.covariance[5:], rtol=1e-9, atol=1e-12
     )
     np.testing.assert_allclose(
-        found.shift, ((law.mean[5:] - small.mean) ** 2).sum(1), rtol=1e-9, atol=1e-15
+        response.shift, ((law.mean[5:] - small.mean) ** 2).sum(1), rtol=1e-9, atol=1e-15
     )
-    np.testing.assert_array_equal(found.target, small.covariance)
-    for kept in range(7):
-        assert not found.effect[kept, 6 + kept :].any()
+    np.testing.assert_array_equal(response.target, small.covariance)
+    for sample_index in range(7):
+        assert not response.effect[sample_index, 6 + sample_index :].any()
     np.testing.assert_allclose(
-        found.effect[0, 5], (plan.step_size[5] / 2) ** 2 * np.eye(3)
+        response.effect[0, 5], (plan.step_size[5] / 2) ** 2 * np.eye(3)
     )
 
 
@@ -265,8 +269,8 @@ def test_effective_sample_size_of_kinetic_chains(small):
     plan = make(small, factor=1.0, step=1.2, burn_in=12, samples=9)
     expected = wflmc.evaluation.exact_ess(small, plan)
     theta = wflmc.sample(jax.random.key(8), small, plan, CHAINS).theta.mean(1)
-    found = np.diagonal(small.covariance) / theta.var(0, ddof=1)
-    assert np.abs(found / expected - 1).max() < LIMIT * np.sqrt(2 / CHAINS)
+    variance_ratio = np.diagonal(small.covariance) / theta.var(0, ddof=1)
+    assert np.abs(variance_ratio / expected - 1).max() < LIMIT * np.sqrt(2 / CHAINS)
 
 
 def test_the_rate_is_that_of_the_slowest_mode():

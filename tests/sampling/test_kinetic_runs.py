@@ -108,10 +108,12 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("memory", [None, 2000.0])
-def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, memory):
-    plan = make(few, "equal", burn_in=13, samples=20)
-    monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * few.work())
-    arguments = (jax.random.key(1), few, plan, 9)
+def test_stopped_and_resumed_is_as_if_never_stopped(
+    six_devices, tmp_path, monkeypatch, memory
+):
+    plan = make(six_devices, "equal", burn_in=13, samples=20)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * six_devices.work())
+    arguments = (jax.random.key(1), six_devices, plan, 9)
     whole = wflmc.sample(*arguments, execution=Execution(memory=memory))
 
     def stop(done, of):
@@ -133,41 +135,41 @@ def test_stopped_and_resumed_is_as_if_never_stopped(few, tmp_path, monkeypatch, 
     assert np.all(whole.velocity.std(0) > 0)
 
 
-def test_rounds_that_fill_up_the_last_block_move_no_chain(few, monkeypatch):
-    plan = make(few, "equal", burn_in=3, samples=10)
-    whole = wflmc.sample(jax.random.key(1), few, plan, 4)
+def test_rounds_that_fill_up_the_last_block_move_no_chain(six_devices, monkeypatch):
+    plan = make(six_devices, "equal", burn_in=3, samples=10)
+    whole = wflmc.sample(jax.random.key(1), six_devices, plan, 4)
     # Blocks of five rounds, the last of three.
-    monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * few.work())
-    parts = wflmc.sample(jax.random.key(1), few, plan, 4)
+    monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * six_devices.work())
+    parts = wflmc.sample(jax.random.key(1), six_devices, plan, 4)
     np.testing.assert_allclose(parts.velocity, whole.velocity, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-4, atol=1e-5)
 
 
-def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
-    plan = make(few, "equal", burn_in=3, samples=20)
-    whole = wflmc.sample(jax.random.key(1), few, plan, 5)
+def test_the_rest_of_a_plan_goes_on_with_the_same_draws(six_devices):
+    plan = make(six_devices, "equal", burn_in=3, samples=20)
+    whole = wflmc.sample(jax.random.key(1), six_devices, plan, 5)
     begun = wflmc.sample(
-        jax.random.key(1), few, plan.from_round(0), 5, keep_burn_in=True
+        jax.random.key(1), six_devices, plan.from_round(0), 5, keep_burn_in=True
     )
     np.testing.assert_allclose(begun.theta, whole.theta, rtol=1e-4, atol=1e-5)
-    short = make(few, factor=0.1, burn_in=3, samples=9)
-    long = make(few, factor=0.1, burn_in=3, samples=20)
-    first = wflmc.sample(jax.random.key(1), few, short, 5)
+    short = make(six_devices, factor=0.1, burn_in=3, samples=9)
+    long = make(six_devices, factor=0.1, burn_in=3, samples=20)
+    first = wflmc.sample(jax.random.key(1), six_devices, short, 5)
     where = Start(first.theta[:, -1], first.velocity)
     rest = long.from_round(12)
     assert rest.bound is None
     assert np.isnan(rest.initial_w2_sq)
-    after = wflmc.sample(jax.random.key(1), few, rest, 5, initial=where)
-    every = wflmc.sample(jax.random.key(1), few, long, 5)
+    after = wflmc.sample(jax.random.key(1), six_devices, rest, 5, initial=where)
+    every = wflmc.sample(jax.random.key(1), six_devices, long, 5)
     np.testing.assert_allclose(after.theta, every.theta[:, 9:], rtol=1e-4, atol=1e-5)
     elsewhere = wflmc.sample(
-        jax.random.key(1), few, rest, 5, initial=first.theta[:, -1]
+        jax.random.key(1), six_devices, rest, 5, initial=first.theta[:, -1]
     )
     assert np.abs(elsewhere.theta[:, 0] - every.theta[:, 9]).max() > 0.01
     with raises_input_error("initial", "(5, 10)"):
         wflmc.sample(
             jax.random.key(1),
-            few,
+            six_devices,
             rest,
             5,
             initial=np.concatenate([where.position, where.velocity], axis=1),
@@ -175,7 +177,7 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
     with raises_input_error("initial.velocity", "(5, 2)"):
         wflmc.sample(
             jax.random.key(1),
-            few,
+            six_devices,
             rest,
             5,
             initial=Start(where.position, where.velocity[:, :2]),
@@ -184,18 +186,20 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(few):
 
 @pytest.mark.parametrize("power", ["equal", "noiseless-dp"])
 @pytest.mark.parametrize("unit", ["device", "record"])
-def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, unit):
+def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(
+    six_devices, power, unit
+):
     """x = 2aℓ², and no device is taken beyond its budget."""
     privacy = wflmc.Privacy(
         3.0, 1e-3, clip=20.0, unit=unit, example_clip=2.0 if unit == "record" else None
     )
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=70, csi_error=0.1)
     plan = wflmc.plan(
-        few,
+        six_devices,
         link,
         privacy,
-        step_size=1 / few.L**0.5,
-        sampler=wflmc.Sampler(friction=2 * few.mu**0.5, dynamics="kinetic"),
+        step_size=1 / six_devices.L**0.5,
+        sampler=wflmc.Sampler(friction=2 * six_devices.mu**0.5, dynamics="kinetic"),
         burn_in=20,
         samples=20,
         policy=wflmc.Policy(power=power),
@@ -215,12 +219,16 @@ def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(few, power, 
     assert np.all(plan.spent <= budget)
     assert plan.spent.max() > 0.9 * budget[0]
     with pytest.raises(OverspendError):
-        wflmc.sample(jax.random.key(0), few, plan.with_rounds(gain=1.2 * plan.gain), 2)
+        wflmc.sample(
+            jax.random.key(0), six_devices, plan.with_rounds(gain=1.2 * plan.gain), 2
+        )
 
 
-def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
-    plan = make(few, "equal", loss=np.ones(6), privacy=wflmc.Privacy(8, 0.01, 30))
-    report = audit.audit(jax.random.key(0), plan, few, trials=20_000)
+def test_an_audit_holds_and_finds_what_is_wrong(six_devices, monkeypatch):
+    plan = make(
+        six_devices, "equal", loss=np.ones(6), privacy=wflmc.Privacy(8, 0.01, 30)
+    )
+    report = audit.audit(jax.random.key(0), plan, six_devices, trials=20_000)
     assert report.consistent
     assert max(test.epsilon_gaussian for test in report.tests) > 0.8 * report.epsilon
     module = sys.modules["wflmc.sampling.kernel"]
@@ -236,36 +244,36 @@ def test_an_audit_holds_and_finds_what_is_wrong(few, monkeypatch):
     ).consistent
 
 
-def test_stats_say_how_much_noise_is_too_much(few):
-    plan = make(few, factor=0.5, samples=3)
-    groups = wflmc.sample(jax.random.key(0), few, plan, 4).to_arviz()
+def test_stats_say_how_much_noise_is_too_much(six_devices):
+    plan = make(six_devices, factor=0.5, samples=3)
+    groups = wflmc.sample(jax.random.key(0), six_devices, plan, 4).to_arviz()
     stats = groups["sample_stats"]
     decay = np.exp(-plan.dynamics.friction * plan.step_size[0])
     np.testing.assert_allclose(stats["excess_noise"], 1 - decay**2, rtol=1e-9)
     assert stats["last_velocity"].shape == (4, 5)
 
 
-def test_what_cannot_be_is_refused(few):
+def test_what_cannot_be_is_refused(six_devices):
     with raises_input_error("step_size", "2/√L", section="sampler"):
-        make(few, factor=1.0, step=2.0)
+        make(six_devices, factor=1.0, step=2.0)
     with raises_input_error("friction", section="sampler"):
-        make(few, factor=1.0, friction=0.0)
+        make(six_devices, factor=1.0, friction=0.0)
     with raises_input_error("friction", section="sampler"):
-        make(few, factor=1.0, friction=np.inf)
+        make(six_devices, factor=1.0, friction=np.inf)
     with raises_input_error("step_size", "friction", section="sampler"):
-        make(few, factor=1.0, step=1e-13)
+        make(six_devices, factor=1.0, step=1e-13)
     with raises_input_error("dynamics", section="sampler", value="ballistic"):
-        make(few, factor=1.0, dynamics="ballistic")
+        make(six_devices, factor=1.0, dynamics="ballistic")
     for objective in ("worst", "average"):
         with raises_input_error("objective", "exact", "kinetic", value=objective):
-            make(few, "optimized", objective=objective)
-    make(few, factor=1.0, step=1.99)
+            make(six_devices, "optimized", objective=objective)
+    make(six_devices, factor=1.0, step=1.99)
 
 
-def test_plans_warn_of_useless_friction_and_of_unlike_devices(few):
-    assert "unsuitable-friction" not in codes_of(make(few, "equal"))
-    for friction in (0.1, 21 * (few.L / few.mu) ** 0.5):
-        plan = make(few, "equal", friction=friction)
+def test_plans_warn_of_useless_friction_and_of_unlike_devices(six_devices):
+    assert "unsuitable-friction" not in codes_of(make(six_devices, "equal"))
+    for friction in (0.1, 21 * (six_devices.L / six_devices.mu) ** 0.5):
+        plan = make(six_devices, "equal", friction=friction)
         assert "unsuitable-friction" in codes_of(plan)
     unlike = wflmc.gaussian_regression(
         jax.random.key(1), 4, examples=40, dim=3, partition="by-label"
@@ -280,9 +288,11 @@ def test_a_pilot_finds_the_burn_in():
     """As long as the mean needs to forget, and less than overdamped steps take."""
     posterior = ill_conditioned()
     step, friction = 1 / posterior.L**0.5, 2 * posterior.mu**0.5
-    found = choose_burn_in(jax.random.key(0), posterior, step, 5000, kinetic(friction))
+    burn_in = choose_burn_in(
+        jax.random.key(0), posterior, step, 5000, kinetic(friction)
+    )
     plan = make(posterior, factor=1.0, step=1.0)
     memory = -1 / np.log(plan.gamma)
-    assert memory < found < 10 * memory
+    assert memory < burn_in < 10 * memory
     with raises_input_error("max_burn_in", section="sampler", value=10):
         choose_burn_in(jax.random.key(0), posterior, step, 10, kinetic(friction))

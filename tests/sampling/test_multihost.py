@@ -31,13 +31,13 @@ def _sampled_by_two_hosts(folder) -> str:
     ]
     command = [FOLDER / "multihost.py", *together, "--host"]
     with (
-        listening(*command, 0, JAX_PLATFORMS="cpu") as one,
-        listening(*command, 1, JAX_PLATFORMS="cpu") as other,
+        listening(*command, 0, JAX_PLATFORMS="cpu") as first,
+        listening(*command, 1, JAX_PLATFORMS="cpu") as second,
     ):
         ends = time.monotonic() + PATIENCE
-        while (codes := [host.poll() for host in (one, other)]) != [0, 0]:
+        while (codes := [host.poll() for host in (first, second)]) != [0, 0]:
             failed = [
-                host for host, code in zip((one, other), codes, strict=True) if code
+                host for host, code in zip((first, second), codes, strict=True) if code
             ]
             if failed:  # the other one would wait for it
                 return f"exit code {failed[0].returncode}: {failed[0].communicate()}"
@@ -58,11 +58,11 @@ def test_two_hosts_sample_what_one_does(tmp_path):
     assert not said
     example = load("multihost")
     wanted = example.sampled(np.arange(example.CHAINS)).theta
-    found = np.load(tmp_path / "theta.npy")
+    actual = np.load(tmp_path / "theta.npy")
     assert [np.load(tmp_path / f"part-{host}.npy").shape[0] for host in (0, 1)] == [
         6,
         6,
     ]
     # Other numbers of chains at a time may round otherwise in float32; wrong numbers of chains are far off.
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
-    assert np.abs(found[:6] - found[6:]).max() > 0.01
+    np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5)
+    assert np.abs(actual[:6] - actual[6:]).max() > 0.01

@@ -92,8 +92,8 @@ def test_parts_respect_the_limits(workload, limits):
         cut.block_rounds * cut.chunk_chains * workload.operations <= limits.operations
     )
     copies = 3 if workload.transcript else 1
-    kept = workload.rounds if workload.transcript else workload.kept_rounds
-    stored = copies * min(cut.block_rounds, kept)
+    kept_rounds = workload.rounds if workload.transcript else workload.kept_rounds
+    stored = copies * min(cut.block_rounds, kept_rounds)
     assert stored * 4 * cut.chunk_chains * workload.dim <= limits.memory / 4
 
 

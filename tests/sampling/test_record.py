@@ -94,10 +94,10 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
                 t, w, clip, example_clip=jnp.asarray(example_clip)
             )
         )
-        found = jax.jit(sums)(theta.astype(np.float32), weight.astype(np.float32))
+        actual = jax.jit(sums)(theta.astype(np.float32), weight.astype(np.float32))
         for place, (total, norms) in enumerate(wanted):
-            np.testing.assert_allclose(found[0][place], total, rtol=2e-4, atol=2e-4)
-            np.testing.assert_allclose(found[1][place], norms, rtol=2e-4, atol=2e-4)
+            np.testing.assert_allclose(actual[0][place], total, rtol=2e-4, atol=2e-4)
+            np.testing.assert_allclose(actual[1][place], norms, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,12 +267,12 @@ def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7
     assert len(ready.hessian) > 7
-    for found, value in zip(
+    for actual, value in zip(
         clipped_sum(ready, theta, ones, 30 * ones, example_clip=ones),
         wanted,
         strict=True,
     ):
-        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-4)
 
 
 def test_norms_beyond_float32_do_not_switch_clipping_off():

@@ -239,10 +239,10 @@ def test_extending_a_run_changes_no_earlier_draw(posterior):
 
 def test_more_chains_begin_with_the_same_ones(posterior):
     plan = short_plans(posterior, "equal")
-    few, many = (
+    three_chains, eight_chains = (
         wflmc.sample(jax.random.key(0), posterior, plan, n).theta for n in (3, 8)
     )
-    np.testing.assert_allclose(many[:3], few, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(eight_chains[:3], three_chains, rtol=1e-4, atol=1e-5)
 
 
 def test_schemes_share_starts_and_noise(posterior):

@@ -25,10 +25,12 @@ from ..error_tools import raises_input_error
 KEY = jax.random.key(0)
 
 
-def groups_of(found):
+def groups_of(groups):
     """Before ArviZ 1 and from then on."""
     return (
-        set(found.children) if isinstance(found, xr.DataTree) else set(found.groups())
+        set(groups.children)
+        if isinstance(groups, xr.DataTree)
+        else set(groups.groups())
     )
 
 
@@ -72,9 +74,9 @@ def labelled():
 
 
 def test_the_groups_of_a_plain_trace_hold_no_data(uneven):
-    found = traced(uneven[0]).to_arviz()
-    assert groups_of(found) == {"posterior", "sample_stats"}
-    assert set(found.sample_stats) == {
+    groups = traced(uneven[0]).to_arviz()
+    assert groups_of(groups) == {"posterior", "sample_stats"}
+    assert set(groups.sample_stats) == {
         "gain",
         "active_devices",
         "excess_noise",
@@ -85,14 +87,14 @@ def test_the_groups_of_a_plain_trace_hold_no_data(uneven):
 
 def test_observed_data_are_the_data_and_who_holds_them(uneven, labelled):
     for posterior, _, y in (uneven, labelled):
-        found = traced(posterior).to_arviz(posterior)
-        assert groups_of(found) == {
+        groups = traced(posterior).to_arviz(posterior)
+        assert groups_of(groups) == {
             "posterior",
             "sample_stats",
             "observed_data",
             "constant_data",
         }
-        observed = found.observed_data
+        observed = groups.observed_data
         # Blocks leave the order as it was.
         np.testing.assert_array_equal(observed["y"], y)
         np.testing.assert_array_equal(
@@ -108,22 +110,22 @@ def test_covariates_are_constant_data_and_outcomes_alone_are_observed(
 ):
     for posterior, X, _ in (uneven, labelled):
         model = posterior.whitened() if whitened else posterior
-        found = traced(posterior).to_arviz(
+        groups = traced(posterior).to_arviz(
             model, predictive=True, features=X[:7].tolist()
         )
         assert (
-            list(found.observed_data.data_vars)
-            == list(found.posterior_predictive.data_vars)
+            list(groups.observed_data.data_vars)
+            == list(groups.posterior_predictive.data_vars)
             == ["y"]
         )
         for group, rows in (
-            (found.constant_data, X),
-            (found.predictions_constant_data, X[:7]),
+            (groups.constant_data, X),
+            (groups.predictions_constant_data, X[:7]),
         ):
             assert list(group.data_vars) == ["X"]
             np.testing.assert_allclose(group["X"], rows, rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(
-            found.constant_data["device"], found.observed_data["device"]
+            groups.constant_data["device"], groups.observed_data["device"]
         )
 
 
@@ -159,30 +161,30 @@ def test_labels_are_drawn_as_often_as_predicted(labelled, whitened):
 def test_predictive_groups(uneven, labelled):
     for posterior, X, y in (uneven, labelled):
         trace = traced(posterior, keep_burn_in=True)
-        found = trace.to_arviz(posterior, predictive=True, features=X[:7].tolist())
-        asked = {
+        groups = trace.to_arviz(posterior, predictive=True, features=X[:7].tolist())
+        group_names = {
             "observed_data",
             "posterior_predictive",
             "predictions",
             "warmup_posterior",
             "warmup_sample_stats",
         }
-        assert groups_of(found) == {
+        assert groups_of(groups) == {
             "posterior",
             "sample_stats",
             "constant_data",
             "predictions_constant_data",
-            *asked,
+            *group_names,
         }
-        assert found.posterior_predictive["y"].shape == (4, 5, len(y))
-        assert found.posterior_predictive["y"].dims == ("chain", "draw", "observation")
+        assert groups.posterior_predictive["y"].shape == (4, 5, len(y))
+        assert groups.posterior_predictive["y"].dims == ("chain", "draw", "observation")
         np.testing.assert_array_equal(
-            found.posterior_predictive["device"], found.observed_data["device"]
+            groups.posterior_predictive["device"], groups.observed_data["device"]
         )
-        assert found.predictions["y"].shape == (4, 5, 7)
+        assert groups.predictions["y"].shape == (4, 5, 7)
         again = trace.to_arviz(posterior, predictive=True)
         np.testing.assert_array_equal(
-            again.posterior_predictive["y"], found.posterior_predictive["y"]
+            again.posterior_predictive["y"], groups.posterior_predictive["y"]
         )
 
 
@@ -192,37 +194,37 @@ def test_arviz_compares_what_was_observed_with_what_is_predicted(model, request)
 
     matplotlib.use("Agg")
     posterior = request.getfixturevalue(model)[0]
-    found = traced(posterior).to_arviz(
+    groups = traced(posterior).to_arviz(
         posterior, predictive=True if model == "uneven" else draw_events
     )
-    if isinstance(found, xr.DataTree):
-        assert arviz.plot_ppc_dist(found, num_samples=5) is not None
-        assert arviz.plot_ppc_tstat(found) is not None
+    if isinstance(groups, xr.DataTree):
+        assert arviz.plot_ppc_dist(groups, num_samples=5) is not None
+        assert arviz.plot_ppc_tstat(groups) is not None
     else:
-        assert arviz.plot_ppc(found, num_pp_samples=5) is not None
-        assert arviz.plot_bpv(found) is not None
+        assert arviz.plot_ppc(groups, num_pp_samples=5) is not None
+        assert arviz.plot_bpv(groups) is not None
     matplotlib.pyplot.close("all")
 
 
 def test_a_tree_from_arviz_1_on(uneven, monkeypatch):
     monkeypatch.setattr(arviz, "__version__", "1.0.0")
-    found = traced(uneven[0]).to_arviz(uneven[0], predictive=True)
-    assert isinstance(found, xr.DataTree)
-    asked = {"observed_data", "constant_data", "posterior_predictive"}
-    assert set(found.children) == {"posterior", "sample_stats", *asked}
-    assert found["observed_data"]["y"].size == 43
+    groups = traced(uneven[0]).to_arviz(uneven[0], predictive=True)
+    assert isinstance(groups, xr.DataTree)
+    group_names = {"observed_data", "constant_data", "posterior_predictive"}
+    assert set(groups.children) == {"posterior", "sample_stats", *group_names}
+    assert groups["observed_data"]["y"].size == 43
 
 
 def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
     traced(uneven[0]).save(tmp_path / "trace.nc", {"scenario": "[link]", "seed": 3})
-    found = arviz.from_netcdf(tmp_path / "trace.nc")
-    assert groups_of(found) == {"posterior", "sample_stats"}
+    groups = arviz.from_netcdf(tmp_path / "trace.nc")
+    assert groups_of(groups) == {"posterior", "sample_stats"}
     wanted = {
         "scenario": "[link]",
         "seed": 3,
         "inference_library_version": wflmc.__version__,
     }
-    assert wanted.items() <= found.posterior.attrs.items()
+    assert wanted.items() <= groups.posterior.attrs.items()
 
 
 @pytest.mark.parametrize(
@@ -247,33 +249,33 @@ def test_features_are_those_of_the_data(uneven):
 
 def test_burn_in_comes_on_request(uneven):
     plain, both = traced(uneven[0]), traced(uneven[0], keep_burn_in=True)
-    found = both.to_arviz()
-    assert groups_of(found) == {
+    groups = both.to_arviz()
+    assert groups_of(groups) == {
         "posterior",
         "sample_stats",
         "warmup_posterior",
         "warmup_sample_stats",
     }
-    assert found.warmup_posterior["theta"].shape == (4, 6, 4)
+    assert groups.warmup_posterior["theta"].shape == (4, 6, 4)
     np.testing.assert_allclose(
-        found.posterior["theta"], plain.theta, rtol=1e-4, atol=1e-5
+        groups.posterior["theta"], plain.theta, rtol=1e-4, atol=1e-5
     )
-    early = found.warmup_sample_stats
-    assert set(early) == set(found.sample_stats)
+    early = groups.warmup_sample_stats
+    assert set(early) == set(groups.sample_stats)
     np.testing.assert_array_equal(early["gain"], np.tile(both.plan.gain[:6], (4, 1)))
     np.testing.assert_allclose(
         early["clip_rate"].mean("chain"), plain.burn_in_clip_rate, rtol=1e-6
     )
-    spent = early["loss"].sum("draw") + found.sample_stats["loss"].sum("draw")
+    spent = early["loss"].sum("draw") + groups.sample_stats["loss"].sum("draw")
     np.testing.assert_allclose(spent, both.plan.spent.max(), rtol=1e-12)
 
 
 def test_groups_say_what_made_them(uneven):
     trace = traced(uneven[0])
-    about = trace.to_arviz(attributes={"scenario": "mine"}).posterior.attrs
-    assert about["scenario"] == "mine"
-    assert about["key"] == jax.random.key_data(jax.random.key(1)).tolist()
-    facts = json.loads(about["plan"])
+    attributes = trace.to_arviz(attributes={"scenario": "mine"}).posterior.attrs
+    assert attributes["scenario"] == "mine"
+    assert attributes["key"] == jax.random.key_data(jax.random.key(1)).tolist()
+    facts = json.loads(attributes["plan"])
     assert facts["burn_in"] == 6
     assert facts["clip"] == 300
     assert facts["step_size"] == trace.plan.step_size[0]
@@ -317,48 +319,48 @@ def draw_events(key, parameters, example):
 def test_own_parameters_have_their_names(counts):
     posterior, data, owner = counts
     trace = traced(posterior, keep_burn_in=True)
-    found = trace.to_arviz(posterior)
-    for group in (found.posterior, found.warmup_posterior):
+    groups = trace.to_arviz(posterior)
+    for group in (groups.posterior, groups.warmup_posterior):
         assert {name: group[name].dims[2:] for name in group} == {
             "level": (),
             "slope": ("slope_dim_0",),
         }
-    np.testing.assert_array_equal(found.posterior["level"], trace.theta[..., 0])
-    np.testing.assert_array_equal(found.posterior["slope"], trace.theta[..., 1:])
+    np.testing.assert_array_equal(groups.posterior["level"], trace.theta[..., 0])
+    np.testing.assert_array_equal(groups.posterior["slope"], trace.theta[..., 1:])
     for name in ("events", "dose"):  # nothing tells which of them are outcomes
-        np.testing.assert_array_equal(found.observed_data[name], data[name])
-    np.testing.assert_array_equal(found.observed_data["device"], owner)
-    told = trace.to_arviz(posterior, outcome="events")
-    assert list(told.observed_data.data_vars) == ["events"]
-    assert list(told.constant_data.data_vars) == ["dose"]
-    np.testing.assert_array_equal(told.constant_data["dose"], data["dose"])
+        np.testing.assert_array_equal(groups.observed_data[name], data[name])
+    np.testing.assert_array_equal(groups.observed_data["device"], owner)
+    with_outcome = trace.to_arviz(posterior, outcome="events")
+    assert list(with_outcome.observed_data.data_vars) == ["events"]
+    assert list(with_outcome.constant_data.data_vars) == ["dose"]
+    np.testing.assert_array_equal(with_outcome.constant_data["dose"], data["dose"])
 
 
 def test_own_outcomes_have_the_law_they_are_drawn_by(counts):
     posterior, data, _ = counts
     trace = traced(posterior)
     inputs = {"dose": np.repeat(data["dose"][:2] / 2, 150, axis=0)}
-    found = trace.to_arviz(posterior, predictive=draw_events, features=inputs)
-    assert found.posterior_predictive["events"].shape == (4, 5, 31)
-    assert found.predictions["events"].shape == (4, 5, 300)
-    assert list(found.observed_data.data_vars) == ["events"]
-    np.testing.assert_array_equal(found.constant_data["dose"], data["dose"])
+    groups = trace.to_arviz(posterior, predictive=draw_events, features=inputs)
+    assert groups.posterior_predictive["events"].shape == (4, 5, 31)
+    assert groups.predictions["events"].shape == (4, 5, 300)
+    assert list(groups.observed_data.data_vars) == ["events"]
+    np.testing.assert_array_equal(groups.constant_data["dose"], data["dose"])
     np.testing.assert_array_equal(
-        found.predictions_constant_data["dose"], inputs["dose"]
+        groups.predictions_constant_data["dose"], inputs["dose"]
     )
     for group, dose, alike in (
-        (found.posterior_predictive, data["dose"], 31),
-        (found.predictions, inputs["dose"], 150),
+        (groups.posterior_predictive, data["dose"], 31),
+        (groups.predictions, inputs["dose"], 150),
     ):
         rate = np.exp(trace.theta[..., :1] + trace.theta[..., 1:] @ dose.T)
         # Given θ, draws are independent, with mean 0 and variance 1.
-        apart = group["events"].values / rate - 1
+        deviations = group["events"].values / rate - 1
         assert np.all(
-            np.abs(apart.reshape(20, -1, alike).mean((0, 2)))
+            np.abs(deviations.reshape(20, -1, alike).mean((0, 2)))
             <= 4.5 / (20 * alike) ** 0.5
         )
         # Two equal rows have draws of their own.
-        assert np.mean(np.diff(apart) != 0) > 0.99
+        assert np.mean(np.diff(deviations) != 0) > 0.99
 
 
 def test_own_outcomes_need_a_function(counts, uneven):
@@ -380,13 +382,13 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
     def unnamed(key, parameters, example):
         return draw_events(key, parameters, example)["events"]
 
-    found = trace.to_arviz(
+    groups = trace.to_arviz(
         posterior, predictive=unnamed, log_likelihood=True, outcome="events"
     )
     for group in (
-        found.observed_data,
-        found.posterior_predictive,
-        found.log_likelihood,
+        groups.observed_data,
+        groups.posterior_predictive,
+        groups.log_likelihood,
     ):
         assert list(group.data_vars) == ["events"]
     for bad in (
@@ -411,30 +413,30 @@ def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
         L=90,
     )
     samples = replace(trace, theta=trace.theta[..., :2])
-    found = samples.to_arviz(
+    groups = samples.to_arviz(
         pair, predictive=lambda key, p, e: p @ e[0], log_likelihood=True
     )
     for group in (
-        found.observed_data,
-        found.posterior_predictive,
-        found.log_likelihood,
+        groups.observed_data,
+        groups.posterior_predictive,
+        groups.log_likelihood,
     ):
         assert list(group.data_vars) == ["y"]
-    assert list(found.constant_data.data_vars) == ["X"]
+    assert list(groups.constant_data.data_vars) == ["X"]
 
 
 @pytest.mark.parametrize("whitened", [False, True])
 def test_log_likelihoods_are_those_of_the_model(uneven, labelled, whitened):
     posterior, X, y = uneven
     theta = np.random.default_rng(6).standard_normal((3, 4))
-    found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
+    groups = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
     np.testing.assert_allclose(
-        found, stats.norm.logpdf(y, theta[:, :3] @ X.T + theta[:, 3:]), rtol=1e-9
+        groups, stats.norm.logpdf(y, theta[:, :3] @ X.T + theta[:, 3:]), rtol=1e-9
     )
     posterior, X, y = labelled
     theta = np.random.default_rng(7).standard_normal((3, 6))
-    found = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
-    for draw, row in zip(theta.reshape(3, 3, 2), found, strict=True):
+    groups = (posterior.whitened() if whitened else posterior).log_likelihood(theta)
+    for draw, row in zip(theta.reshape(3, 3, 2), groups, strict=True):
         p = np.exp(X @ draw.T)
         np.testing.assert_allclose(
             row, np.log(p[np.arange(40), y] / p.sum(1)), rtol=1e-9
@@ -448,10 +450,10 @@ def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
     for at_a_time in (4, 100):  # draws; and four examples of the 31
         monkeypatch.setattr(outcomes, "CHUNK_BYTES", at_a_time * 8 * 31)
         monkeypatch.setattr(model, "WORKING_BYTES", 1000)
-        found = trace.to_arviz(
+        groups = trace.to_arviz(
             posterior, log_likelihood=True, progress=lambda *so_far: done.append(so_far)
         )
-        values = found.log_likelihood["log_likelihood"]
+        values = groups.log_likelihood["log_likelihood"]
         assert values.dims == ("chain", "draw", "observation")
         np.testing.assert_allclose(
             values, data["events"] * rate - np.exp(rate), rtol=1e-4, atol=1e-4
@@ -467,11 +469,11 @@ def test_a_bar_shows_what_takes_long(uneven, monkeypatch, capsys):
         yield lambda done: shown.append((done, total))
 
     monkeypatch.setattr(outcomes, "progress_bar", bar)
-    asked = {"predictive": True, "log_likelihood": True, "features": np.ones((1, 3))}
-    traced(uneven[0]).to_arviz(uneven[0], **asked)
+    options = {"predictive": True, "log_likelihood": True, "features": np.ones((1, 3))}
+    traced(uneven[0]).to_arviz(uneven[0], **options)
     assert shown[-1] == (60, 60)
     monkeypatch.undo()
-    traced(uneven[0]).to_arviz(uneven[0], **asked)
+    traced(uneven[0]).to_arviz(uneven[0], **options)
     assert capsys.readouterr() == ("", "")  # no terminal, no bar
 
 
@@ -489,8 +491,10 @@ def test_a_bar_shows_what_takes_long(uneven, monkeypatch, capsys):
 )
 def test_outcomes_of_evenly_spaced_draws(uneven, draws, chain, draw):
     trace = traced(uneven[0])
-    found = trace.to_arviz(uneven[0], predictive=True, log_likelihood=True, draws=draws)
-    for group in (found.posterior_predictive, found.log_likelihood):
+    groups = trace.to_arviz(
+        uneven[0], predictive=True, log_likelihood=True, draws=draws
+    )
+    for group in (groups.posterior_predictive, groups.log_likelihood):
         assert group.attrs["thinning"].startswith(
             f"{len(chain) * len(draw)} of 20 draws"
         )
@@ -501,28 +505,28 @@ def test_outcomes_of_evenly_spaced_draws(uneven, draws, chain, draw):
         .log_likelihood(trace.theta[chain][:, draw].reshape(-1, 4))
         .reshape(len(chain), len(draw), -1)
     )
-    np.testing.assert_allclose(found.log_likelihood["y"], wanted)
-    assert found.posterior["theta"].shape == (4, 5, 4)
+    np.testing.assert_allclose(groups.log_likelihood["y"], wanted)
+    assert groups.posterior["theta"].shape == (4, 5, 4)
 
 
 def test_a_thousand_draws_unless_more_are_asked_for(uneven):
-    found = replace(traced(uneven[0]), theta=np.zeros((300, 5, 4))).to_arviz(
+    groups = replace(traced(uneven[0]), theta=np.zeros((300, 5, 4))).to_arviz(
         uneven[0], predictive=True
     )
-    assert found.posterior_predictive["y"].shape == (300, 3, 43)
+    assert groups.posterior_predictive["y"].shape == (300, 3, 43)
     for bad in (0, True, 1.5, "all"):
         with raises_input_error("draws", value=bad):
             traced(uneven[0]).to_arviz(uneven[0], predictive=True, draws=bad)
 
 
 def test_groups_made_from_records_say_that_epsilon_does_not_cover_them(uneven):
-    found = traced(uneven[0]).to_arviz(
+    groups = traced(uneven[0]).to_arviz(
         uneven[0], predictive=True, log_likelihood=True, features=np.ones((2, 3))
     )
     private = {
         name
-        for name in groups_of(found)
-        if "epsilon" in found[name].attrs.get("privacy", "")
+        for name in groups_of(groups)
+        if "epsilon" in groups[name].attrs.get("privacy", "")
     }
     assert private == {
         "observed_data",
@@ -547,13 +551,15 @@ def test_loo_is_that_of_the_exact_posterior():
         samples=8,
         policy=wflmc.Policy(power="noiseless"),
     )
-    found = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(
+    groups = wflmc.sample(jax.random.key(2), posterior, plan, 250).to_arviz(
         posterior, log_likelihood=True
     )
-    kept = found["log_likelihood"]
-    assert kept["y"].shape == (250, 4, 60)
-    found["posterior"] = found["posterior"].sel(chain=kept["chain"], draw=kept["draw"])
-    X, y = found["constant_data"]["X"].values, found["observed_data"]["y"].values
+    log_likelihood = groups["log_likelihood"]
+    assert log_likelihood["y"].shape == (250, 4, 60)
+    groups["posterior"] = groups["posterior"].sel(
+        chain=log_likelihood["chain"], draw=log_likelihood["draw"]
+    )
+    X, y = groups["constant_data"]["X"].values, groups["observed_data"]["y"].values
     exact = 0.0
     for i in range(len(y)):
         rest = np.arange(len(y)) != i
@@ -564,17 +570,17 @@ def test_loo_is_that_of_the_exact_posterior():
         )
     # Chains are independent, so that leaving out a fifth of them at a time tells the Monte Carlo error.
     parts = [
-        elpd(found.sel(chain=kept["chain"].values % 5 != left_out))
+        elpd(groups.sel(chain=log_likelihood["chain"].values % 5 != left_out))
         for left_out in range(5)
     ]
     error = (0.8 * np.sum((parts - np.mean(parts)) ** 2)) ** 0.5
     assert error < 0.2
-    assert abs(elpd(found) - exact) <= 4.5 * error + 0.05
+    assert abs(elpd(groups) - exact) <= 4.5 * error + 0.05
     # The fit to all data would not pass.
     assert posterior.log_likelihood(posterior.mean[None]).sum() > exact + 1
 
 
 def elpd(data):
     """The expected log predictive density by leave-one-out, before ArviZ 1 and from then on."""
-    found = arviz.loo(data)
-    return float(found.elpd if isinstance(data, xr.DataTree) else found.elpd_loo)
+    groups = arviz.loo(data)
+    return float(groups.elpd if isinstance(data, xr.DataTree) else groups.elpd_loo)
