@@ -71,8 +71,12 @@ def least_number(error: InputError) -> float:
 def names_key(stderr: str, key: str, *facts: object) -> bool:
     """Return whether a command ended with one sentence, about a key and with these facts."""
     sentence = stderr.removeprefix("wflmc: ")
-    about = sentence.startswith(f"{key} ")
-    return about and sentence.count("\n") == 1 and not missing_facts(sentence, facts)
+    names_the_key = sentence.startswith(f"{key} ")
+    return (
+        names_the_key
+        and sentence.count("\n") == 1
+        and not missing_facts(sentence, facts)
+    )
 
 
 def notices_of(source: Mapping[str, list[str]] | Plan | Evaluation) -> list[Notice]:

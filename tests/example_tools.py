@@ -45,5 +45,5 @@ def z_scores(theta, known):
 
 def z_of_difference(first, second):
     """Mean of paired differences over their standard error: replicas share starts and noise."""
-    apart = np.asarray(first) - np.asarray(second)
-    return apart.mean() / (apart.std(ddof=1) / len(apart) ** 0.5)
+    differences = np.asarray(first) - np.asarray(second)
+    return differences.mean() / (differences.std(ddof=1) / len(differences) ** 0.5)

@@ -58,8 +58,8 @@ def test_full_correlation_is_a_static_channel():
 def test_rayleigh_is_circular_gaussian():
     h = gains(channel.rayleigh(power=1.0)).ravel()
     # |h|² of CN(0,1) is Exp(1): P(|h|² > 1) = 1/e, with a binomial standard error.
-    share, expected = np.mean(np.abs(h) ** 2 > 1), np.exp(-1)
-    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / h.size)
+    fraction, expected = np.mean(np.abs(h) ** 2 > 1), np.exp(-1)
+    assert abs(fraction - expected) < 4 * np.sqrt(expected * (1 - expected) / h.size)
     assert abs(np.mean(h**2)) < 4 * np.sqrt(2 / h.size)
 
 
@@ -203,7 +203,7 @@ def test_all_antennas_tell_more_than_a_beam(array):
     noise_power, change = 0.7, 0.3 - 0.2j
     factor = channel.beam_loss_factor(array, weights)
     assert factor.shape == (5, 6)
-    for (s, k), found in np.ndenumerate(factor):
+    for (s, k), power_ratio in np.ndenumerate(factor):
         moved = array[s, :, k] * change
         covariance = noise_power * np.eye(ANTENNAS, dtype=complex)
         whole = loss_of(np.eye(ANTENNAS, dtype=complex), moved, covariance)
@@ -211,7 +211,7 @@ def test_all_antennas_tell_more_than_a_beam(array):
         matched = loss_of(array[s, :, k].conj()[None], moved, covariance)
         np.testing.assert_allclose(whole, np.sum(np.abs(moved) ** 2) / noise_power)
         np.testing.assert_allclose(matched, whole)  # h_kᴴ y is sufficient
-        np.testing.assert_allclose(whole / beam, found)
+        np.testing.assert_allclose(whole / beam, power_ratio)
     assert np.all(factor >= 1)
 
 
@@ -226,8 +226,8 @@ def test_a_server_tells_neighbours_apart_by_all_antennas(array):
     losses = []
     for f in (h, weights):  # the matched filter, and the beam
         phase = np.conj(np.vdot(f, h)) / np.abs(np.vdot(f, h))
-        silent, heard = ((y @ f.conj() * phase).real for y in both)
-        losses.append((heard.mean() - silent.mean()) ** 2 / (2 * silent.var()))
+        silent, transmitting = ((y @ f.conj() * phase).real for y in both)
+        losses.append((transmitting.mean() - silent.mean()) ** 2 / (2 * silent.var()))
     np.testing.assert_allclose(
         losses[0], np.sum(np.abs(h) ** 2) / noise_power, rtol=0.02
     )

@@ -41,9 +41,9 @@ def test_sub_keys_in_compiled_functions_are_the_same():
         == named(key, "noise")
         == folded(key, "noise")
     )
-    each = chain_keys(key, np.arange(3), "init")
+    keys = chain_keys(key, np.arange(3), "init")
     assert all(
-        each
+        keys
         == jax.numpy.stack(
             [jax.random.fold_in(named(key, "init"), i) for i in range(3)]
         )

@@ -67,9 +67,9 @@ def test_a_plan_chooses_a_clip_that_was_left_out_and_says_so(posterior):
     assert np.all((clip >= 2 * TYPICAL) & (clip <= 5 * TYPICAL))
     assert plan.privacy.example_clip == clip[0]
     assert "example-clip-chosen" in codes_of(plan)
-    given = wflmc.plan(posterior, LINK, promise(example_clip=float(clip[0])))
-    np.testing.assert_array_equal(given.gain, plan.gain)
-    assert "example-clip-chosen" not in codes_of(given)
+    explicit = wflmc.plan(posterior, LINK, promise(example_clip=float(clip[0])))
+    np.testing.assert_array_equal(explicit.gain, plan.gain)
+    assert "example-clip-chosen" not in codes_of(explicit)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_no_example_changes_the_clip(posterior):
     changed[0] = 1e6
     other = posterior_of(changed, preconditioner=posterior)
     assert other.digest != posterior.digest
-    plans = [wflmc.plan(one, LINK, promise(12.0)) for one in (posterior, other)]
+    plans = [
+        wflmc.plan(neighbour, LINK, promise(12.0)) for neighbour in (posterior, other)
+    ]
     np.testing.assert_array_equal(plans[0].example_clip, plans[1].example_clip)
 
 
@@ -135,22 +137,25 @@ def test_no_example_changes_the_clip_by_way_of_the_coordinates(posterior, epsilo
     assert not np.array_equal(other.coordinates.centre, posterior.coordinates.centre)
     short = {"step_size": 0.1, "burn_in": 2, "samples": 2}
     plans = [
-        wflmc.plan(one, LINK, promise(epsilon), **short) for one in (posterior, other)
+        wflmc.plan(neighbour, LINK, promise(epsilon), **short)
+        for neighbour in (posterior, other)
     ]
     np.testing.assert_array_equal(plans[0].example_clip, plans[1].example_clip)
 
 
 def test_public_examples_that_gave_the_coordinates_count(posterior):
-    few = 100
+    public_count = 100
     public = wflmc.posterior_from(
         log_likelihood,
         log_prior,
-        (X[:few], Y[:few]),
+        (X[:public_count], Y[:public_count]),
         initial=np.zeros(M),
         devices=1,
         preconditioner="laplace",
     )
-    private = posterior_of(preconditioner=public, mu=float(N / few), L=float(N / few))
+    private = posterior_of(
+        preconditioner=public, mu=float(N / public_count), L=float(N / public_count)
+    )
     rms = np.sqrt(np.mean(private.example_norms(posterior.coordinates.centre) ** 2))
     np.testing.assert_allclose(private.typical_example_norm(), rms, rtol=0.2)
 

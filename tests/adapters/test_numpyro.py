@@ -55,10 +55,10 @@ def rates(x, y):
 
 def mixture(y):
     mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
-    share = numpyro.sample("share", dist.Beta(2, 2))
+    probability = numpyro.sample("share", dist.Beta(2, 2))
     with numpyro.plate("records", y.shape[0]):
         kind = numpyro.sample(
-            "kind", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+            "kind", dist.Bernoulli(probability), infer={"enumerate": "parallel"}
         )
         numpyro.sample("y", dist.Normal(mean[kind], 1.0), obs=y)
 
@@ -79,20 +79,20 @@ def test_density_and_gradient_are_those_of_numpyro(name):
     known = {key: value for key, value in data.items() if key != "unused"}
 
     @jax.jit
-    def theirs(at):
+    def theirs(position):
         return jax.value_and_grad(
-            lambda at: numpyro.infer.util.potential_energy(
-                model, (), known, posterior.model.unflatten(at)
+            lambda position: numpyro.infer.util.potential_energy(
+                model, (), known, posterior.model.unflatten(position)
             )
-        )(at)
+        )(position)
 
     prior = jax.jit(posterior.model.prior_cost)
-    for at, likelihood in zip(
+    for position, likelihood in zip(
         theta, posterior.log_likelihood(theta).sum(1), strict=True
     ):
-        cost, slope = theirs(at)
-        np.testing.assert_allclose(float(prior(at)) - likelihood, cost, rtol=1e-4)
-        sums = jax.jit(type(posterior).gradients)(posterior, at).sum(0)
+        cost, slope = theirs(position)
+        np.testing.assert_allclose(float(prior(position)) - likelihood, cost, rtol=1e-4)
+        sums = jax.jit(type(posterior).gradients)(posterior, position).sum(0)
         np.testing.assert_allclose(sums, slope, rtol=2e-3, atol=2e-3)
     names = {
         "regression": {"weights", "level", "sigma", "twice"},
@@ -109,11 +109,11 @@ def test_density_and_gradient_are_those_of_numpyro(name):
 def test_discrete_variables_of_an_example_are_summed_over():
     posterior = wflmc.from_numpyro(mixture, {"y": Y}, devices=2, **KNOWN)
     theta = np.array([[-1.0, 1.0, 0.4]], np.float32)
-    share = 1 / (1 + np.exp(-0.4))
+    probability = 1 / (1 + np.exp(-0.4))
     normal = np.exp(-0.5 * (Y[:, None] - np.array([-1.0, 1.0])) ** 2) / np.sqrt(
         2 * np.pi
     )
-    by_hand = np.sort(np.log(normal @ [1 - share, share]))
+    by_hand = np.sort(np.log(normal @ [1 - probability, probability]))
     np.testing.assert_allclose(
         np.sort(posterior.log_likelihood(theta)[0]), by_hand, rtol=1e-5
     )
@@ -129,16 +129,16 @@ def test_arviz_has_sites_plates_labels_and_predictions():
         posterior, **IDEAL, step_size=0.01, burn_in=2, samples=6, initial_w2_sq=1.0
     )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=2)
-    found = trace.to_arviz(posterior, predictive=True, log_likelihood=True)
-    assert found.posterior["effect"].dims == ("chain", "draw", "school")
-    assert found.posterior["school"].values.tolist() == labels
+    groups = trace.to_arviz(posterior, predictive=True, log_likelihood=True)
+    assert groups.posterior["effect"].dims == ("chain", "draw", "school")
+    assert groups.posterior["school"].values.tolist() == labels
     assert (
-        found.posterior_predictive["y"].shape
-        == found.log_likelihood["y"].shape
+        groups.posterior_predictive["y"].shape
+        == groups.log_likelihood["y"].shape
         == (2, 6, 8)
     )
     np.testing.assert_allclose(
-        np.sort(found.observed_data["y"].values), np.sort(SCHOOLS["y"])
+        np.sort(groups.observed_data["y"].values), np.sort(SCHOOLS["y"])
     )
     evaluation = wflmc.evaluate(
         trace, posterior, functions={"best": lambda site: jnp.max(site["effect"])}
@@ -167,9 +167,9 @@ def test_hidden_variables_of_an_example_may_depend_on_its_discrete_ones():
     def log_normal(away, scale=1.0):
         return -0.5 * (away / scale) ** 2 - np.log(scale * np.sqrt(2 * np.pi))
 
-    each = np.log([0.7, 0.3])[:, None] + log_normal(centre - mean[:, None])
+    log_joint = np.log([0.7, 0.3])[:, None] + log_normal(centre - mean[:, None])
     by_hand = (
-        np.logaddexp(*each).sum()
+        np.logaddexp(*log_joint).sum()
         + log_normal(Y[:8] - centre).sum()
         + log_normal(mean, 3.0).sum()
     )

@@ -113,10 +113,10 @@ def test_a_model_is_the_same_in_a_process_of_float64(float64_switched_on):
 def test_threads_may_make_posteriors_at_the_same_time():
     data = data_of(30)
     with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda _: custom(data, "laplace"), range(12)))
-    for posterior in made:
+        posteriors = list(threads.map(lambda _: custom(data, "laplace"), range(12)))
+    for posterior in posteriors:
         np.testing.assert_allclose(
-            posterior.coordinates.centre, made[0].coordinates.centre
+            posterior.coordinates.centre, posteriors[0].coordinates.centre
         )
 
 
@@ -180,7 +180,11 @@ def trace_in_float32(model, data):
     """Return the traced gradient of the potential energy, which NUTS keeps as long as it lives."""
     start = {"slopes": np.zeros(3)}
     return jax.make_jaxpr(
-        jax.grad(lambda at: numpyro.infer.util.potential_energy(model, (), data, at))
+        jax.grad(
+            lambda position: numpyro.infer.util.potential_energy(
+                model, (), data, position
+            )
+        )
     )(start)
 
 

@@ -21,14 +21,14 @@ LIMIT = 4.0
 
 def hessians(posterior):
     """H_k and b_k of the gradients H_k θ − b_k, by the gradients themselves."""
-    at = np.concatenate([np.zeros((1, posterior.dim)), np.eye(posterior.dim)])
-    found = np.stack(
+    points = np.concatenate([np.zeros((1, posterior.dim)), np.eye(posterior.dim)])
+    gradients = np.stack(
         [
             np.asarray(posterior.gradients(jax.numpy.asarray(row, np.float32)), float)
-            for row in at
+            for row in points
         ]
     )
-    return (found[1:] - found[0]).transpose(1, 2, 0), -found[0]
+    return (gradients[1:] - gradients[0]).transpose(1, 2, 0), -gradients[0]
 
 
 def test_noisy_descent_has_its_law():
@@ -38,14 +38,14 @@ def test_noisy_descent_has_its_law():
     )
     # The threshold is far above every gradient, which costs privacy.
     privacy = wflmc.Privacy(epsilon=1e7, delta=1e-3, clip=1e4)
-    rounds, kept, step = 12, 5, 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
+    rounds, averaged, step = 12, 5, 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
     plan = gradient_descent(
         GAUSSIAN,
         link,
         privacy,
         step_size=step,
         rounds=rounds,
-        average=kept,
+        average=averaged,
         init="zero",
     )
     assert np.all(plan.server_noise == 0)
@@ -59,7 +59,9 @@ def test_noisy_descent_has_its_law():
     for s in range(rounds):
         move = np.eye(GAUSSIAN.dim) - step * np.einsum("k,kij->ij", plan.weight[s], H)
         mean = move @ mean + step * plan.weight[s] @ b
-        path = [move @ one for one in path] + [np.sqrt(noise[s]) * np.eye(GAUSSIAN.dim)]
+        path = [move @ shock for shock in path] + [
+            np.sqrt(noise[s]) * np.eye(GAUSSIAN.dim)
+        ]
         means.append(mean)
         paths.append(path + [np.zeros_like(move)] * (rounds - 1 - s))
     responses = np.array(paths)  # [round, source of noise, m, m]
@@ -67,8 +69,8 @@ def test_noisy_descent_has_its_law():
         "last": (trace.theta[:, -1], means[-1], responses[-1]),
         "average": (
             trace.theta.mean(1),
-            np.mean(means[-kept:], 0),
-            responses[-kept:].mean(0),
+            np.mean(means[-averaged:], 0),
+            responses[-averaged:].mean(0),
         ),
     }
     for name, (theta, expected, response) in cases.items():
@@ -76,26 +78,30 @@ def test_noisy_descent_has_its_law():
         variance = np.diagonal(covariance)
         z = (theta.mean(0) - expected) / np.sqrt(variance / CHAINS)
         assert np.abs(z).max() < LIMIT, name
-        found = np.cov(theta.T)
+        sample_covariance = np.cov(theta.T)
         # The standard error of a sample covariance.
         spread = np.sqrt((covariance**2 + np.outer(variance, variance)) / CHAINS)
-        assert np.abs((found - covariance) / spread).max() < LIMIT, name
+        assert np.abs((sample_covariance - covariance) / spread).max() < LIMIT, name
 
 
 @given(
     epsilon=st.floats(0.1, 50),
     snr_db=st.floats(-20, 80),
     clip=st.floats(0.1, 1e3),
-    share=st.none() | st.floats(0.01, 3),
+    clip_ratio=st.none() | st.floats(0.01, 3),
     rounds=st.integers(1, 40),
     schedule=st.sampled_from(["threshold", "all"]),
     csi_error=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 1000),
 )
 def test_no_limit_is_exceeded_and_one_is_met(
-    epsilon, snr_db, clip, share, rounds, schedule, csi_error, seed
+    epsilon, snr_db, clip, clip_ratio, rounds, schedule, csi_error, seed
 ):
-    unit = {} if share is None else {"unit": "record", "example_clip": share * clip}
+    unit = (
+        {}
+        if clip_ratio is None
+        else {"unit": "record", "example_clip": clip_ratio * clip}
+    )
     privacy = wflmc.Privacy(epsilon=epsilon, delta=1e-5, clip=clip, **unit)
     link = wflmc.Link(
         channel.rayleigh(0.1),

@@ -22,9 +22,9 @@ def test_the_estimate_is_the_conditional_mean():
     noise = jax.random.normal(jax.random.key(1), entries.shape)
     guess = estimate_from_signs(entries, jnp.array([gain]), jnp.array([snr]), noise)
     guess = np.asarray(guess)[0]
-    heard = np.asarray(gain * jnp.sign(entries - mean) + noise / snr**0.5)[0]
+    received = np.asarray(gain * jnp.sign(entries - mean) + noise / snr**0.5)[0]
     for low in np.linspace(-1.5, 1.5, 7):
-        near = (heard > low) & (heard < low + 0.05)
+        near = (received > low) & (received < low + 0.05)
         error = spread / near.sum() ** 0.5
         assert (
             abs(np.asarray(entries)[0][near].mean() - guess[near].mean())
@@ -60,7 +60,7 @@ def test_steps_written_out(momentum):
     ]
     key = jax.random.key(5)
     step = 1 / (1 + posterior.L / 31)  # the authors'
-    found = sbfl(
+    actual = sbfl(
         key,
         posterior,
         links,
@@ -82,7 +82,7 @@ def test_steps_written_out(momentum):
                 mean + np.sqrt(2 / np.pi) * spread * jnp.sign(gradient - mean)
             ).sum(0)
             theta = theta - step * velocity
-        np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual[row], theta, rtol=1e-4, atol=1e-4)
 
 
 def test_noise_and_channels_written_out():
@@ -92,7 +92,7 @@ def test_noise_and_channels_written_out():
         wflmc.Link(channel.rayleigh(1.0), snr_db=3, seed=seed) for seed in range(2)
     ]
     key = jax.random.key(5)
-    found = sbfl(
+    actual = sbfl(
         key, posterior, links, rounds=9, momentum=0.5, step_size=0.01, numbers=[4, 7]
     )
     for row, (link, number) in enumerate(zip(links, [4, 7], strict=True)):
@@ -116,7 +116,7 @@ def test_noise_and_channels_written_out():
                 )
             velocity = 0.5 * velocity + total
             theta = theta - 0.01 * velocity
-        np.testing.assert_allclose(found[row], theta, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual[row], theta, rtol=1e-4, atol=1e-4)
 
 
 def test_it_learns_when_the_channel_is_good():

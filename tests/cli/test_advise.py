@@ -62,6 +62,20 @@ def test_a_run_makes_one_plan_and_no_advice(call, scenario, tmp_path, plans_made
     assert "diagnosis" not in call("run", scenario, *NOISY)[1]
 
 
+@pytest.mark.parametrize(("objective", "looks"), [("worst", False), ("exact", True)])
+def test_advice_looks_at_data_where_the_plan_does(call, scenario, objective, looks):
+    public = [
+        "posterior.mu=0.5",
+        "posterior.L=2000.0",
+        "posterior.initial_w2_sq=5.0",
+        f"policy.objective={objective}",
+    ]
+    overrides = [part for setting in public for part in ("--set", setting)]
+    document = advice_of(call, scenario, *overrides)
+    names = [entry["name"] for entry in document["not_covered"]]
+    assert ("advice" in names) is looks
+
+
 def test_advice_on_a_run(call, scenario, run_folder):
     """The causes are those of its plan; the evidence is what its chains have shown."""
     before = {

@@ -123,7 +123,8 @@ def test_records_and_softmax(audit):
         "add-remove",
     )
     assert [
-        (found["name"], found["terms"], found["flagged"]) for found in document["sums"]
+        (tested_sum["name"], tested_sum["terms"], tested_sum["flagged"])
+        for tested_sum in document["sums"]
     ] == [("sum over records", 20, False)]
     assert document["sums"][0]["ratio"] == pytest.approx(1, abs=0.02)
     assert {"softmax model", "record on a device that is clipped"} <= {

@@ -31,17 +31,17 @@ def names(requirements):
 def test_what_is_installed(call):
     code, out, err = call("doctor", "--json")
     assert (code, err) == (0, "")
-    found = strict(out)
-    assert found["works"] is True
-    assert found["problems"] == []
-    assert found["core"] == {
+    document = strict(out)
+    assert document["works"] is True
+    assert document["problems"] == []
+    assert document["core"] == {
         name: importlib.metadata.version(name)
         for name in ("jax", "jaxlib", "numpy", "scipy")
     }
-    assert found["jax"]["backend"] == jax.default_backend()
-    assert len(found["jax"]["devices"]) == len(jax.devices())
-    assert jax.devices()[0].device_kind in found["jax"]["devices"][0]
-    for feature in found["features"]:
+    assert document["jax"]["backend"] == jax.default_backend()
+    assert len(document["jax"]["devices"]) == len(jax.devices())
+    assert jax.devices()[0].device_kind in document["jax"]["devices"][0]
+    for feature in document["features"]:
         for package, version in feature["packages"].items():
             if version is not None:
                 assert version == importlib.metadata.version(package)
@@ -112,13 +112,13 @@ def test_mnist_and_the_cache(call, monkeypatch, tmp_path):
     def look():
         return strict(call("doctor", "--json")[1])
 
-    found = look()
-    assert found["mnist"] == {
+    document = look()
+    assert document["mnist"] == {
         "folder": str(tmp_path / "wflmc" / "mnist"),
         "found": False,
         "get": "wflmc data mnist",
     }
-    assert found["cache"] == {"folder": str(tmp_path / "wflmc"), "writable": True}
+    assert document["cache"] == {"folder": str(tmp_path / "wflmc"), "writable": True}
     assert list(tmp_path.iterdir()) == []  # looking makes nothing
     (tmp_path / "own").mkdir()
     for name in list(SHA256)[1:]:
@@ -157,9 +157,9 @@ def test_jax_without_its_backend_is_exit_code_1():
         command, capture_output=True, text=True, env=environment, check=False
     )
     assert result.returncode == 1, result.stderr
-    found = json.loads(result.stdout)
-    assert found["works"] is False
-    assert "nonsense" in found["problems"][0]
+    document = json.loads(result.stdout)
+    assert document["works"] is False
+    assert "nonsense" in document["problems"][0]
 
 
 def test_nothing_heavy_is_imported():

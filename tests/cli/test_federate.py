@@ -58,18 +58,18 @@ def samples(folder: Path) -> Any:
 def test_files_and_chains_are_those_of_a_run(
     call: Any, small: Path, tmp_path: Path
 ) -> None:
-    one, other = tmp_path / "federated", tmp_path / "simulated"
+    federated, simulated = tmp_path / "federated", tmp_path / "simulated"
     code, out, err = call(
-        "federate", small, "--runtime", "process", "--out", one, "--json"
+        "federate", small, "--runtime", "process", "--out", federated, "--json"
     )
     assert code == 0, err
     summary = strict(out)
-    assert call("run", small, "--out", other, "--json")[0] == 0
-    assert {path.name for path in other.iterdir()} <= {
-        path.name for path in one.iterdir()
+    assert call("run", small, "--out", simulated, "--json")[0] == 0
+    assert {path.name for path in simulated.iterdir()} <= {
+        path.name for path in federated.iterdir()
     }
-    assert np.abs(samples(one) - samples(other)).max() < ROUNDING
-    run = json.loads((other / "summary.json").read_text())
+    assert np.abs(samples(federated) - samples(simulated)).max() < ROUNDING
+    run = json.loads((simulated / "summary.json").read_text())
     assert set(run) < set(summary)
     np.testing.assert_allclose(
         summary["ledger"]["spent"], run["ledger"]["spent"], rtol=1e-12
@@ -78,31 +78,36 @@ def test_files_and_chains_are_those_of_a_run(
     assert summary["clip_rate"] == {"burn_in": None, "samples": None}
     assert summary["federation"]["asked"] == summary["federation"]["sent"]
     assert {"emulated-channel", "no-protection"} <= set(codes_of(summary))
-    subject = json.loads((one / "ledger.jsonl").read_text().splitlines()[0])["subject"]
+    subject = json.loads((federated / "ledger.jsonl").read_text().splitlines()[0])[
+        "subject"
+    ]
     assert subject
-    ledger = Ledger(Privacy(10.0, 0.01), 4, path=one / "ledger.jsonl", read_only=True)
+    ledger = Ledger(
+        Privacy(10.0, 0.01), 4, path=federated / "ledger.jsonl", read_only=True
+    )
     assert len(ledger.entries) == 5
-    assert call("report", one)[0] == 0
+    assert call("report", federated)[0] == 0
     # The same command again finds everything done; another one keeps its hands off these ledgers.
     assert (
-        call("federate", small, "--runtime", "process", "--out", one, "--json")[0] == 0
+        call("federate", small, "--runtime", "process", "--out", federated, "--json")[0]
+        == 0
     )
-    assert len((one / "ledger.jsonl").read_text().splitlines()) == 6
+    assert len((federated / "ledger.jsonl").read_text().splitlines()) == 6
     code, _, err = call(
         "federate",
         small,
         "--runtime",
         "process",
         "--out",
-        one,
+        federated,
         "--set",
         "link.snr_db=3",
     )
     assert code == 2
-    assert names_key(err, "--out", one, "scenario")
-    code, _, err = call("run", "--resume", one, "--more", 2)
+    assert names_key(err, "--out", federated, "scenario")
+    code, _, err = call("run", "--resume", federated, "--more", 2)
     assert code == 2
-    assert names_key(err, "--resume", one, "wflmc federate")
+    assert names_key(err, "--resume", federated, "wflmc federate")
 
 
 def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
@@ -134,19 +139,23 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
         "--json",
     )
     assert code == 0, err
-    found = strict(out)
+    summary = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
     # The loss of a gradient of norm 30, the clip, in noise N0 = 1.
     wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
-    np.testing.assert_allclose(found["ledger"]["spent"], np.full(4, wanted), rtol=1e-9)
     np.testing.assert_allclose(
-        plan["privacy"]["spent"], found["ledger"]["spent"], rtol=1e-9
+        summary["ledger"]["spent"], np.full(4, wanted), rtol=1e-9
     )
-    assert found["ledger"]["share_of_budget"] <= 1 + 1e-9
-    assert found["epsilon_spent"] == pytest.approx(plan["privacy"]["epsilon_spent"])
-    assert found["epsilon_spent"] == pytest.approx(max(plan["privacy"]["epsilon_each"]))
+    np.testing.assert_allclose(
+        plan["privacy"]["spent"], summary["ledger"]["spent"], rtol=1e-9
+    )
+    assert summary["ledger"]["share_of_budget"] <= 1 + 1e-9
+    assert summary["epsilon_spent"] == pytest.approx(plan["privacy"]["epsilon_spent"])
+    assert summary["epsilon_spent"] == pytest.approx(
+        max(plan["privacy"]["epsilon_each"])
+    )
     assert call("report", tmp_path / "yes")[0] == 0
-    assert "4 times" in text_of(found, "device-noise")
+    assert "4 times" in text_of(summary, "device-noise")
     # One that an earlier version was to run with masks is not run without them.
     job = tmp_path / "yes" / "federation" / "server" / "job.json"
     job.write_text(json.dumps({**json.loads(job.read_text()), "job.aggregated": True}))
@@ -458,7 +467,7 @@ def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(
         "sampler.burn_in": rounds - 2,
         "sampler.samples": 2,
     }
-    given = [
+    arguments = [
         str(small),
         *(
             word
@@ -472,7 +481,7 @@ def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(
         "-m",
         "wflmc",
         "federate",
-        *given,
+        *arguments,
         "--out",
         str(tmp_path / "out"),
     ]
@@ -490,7 +499,7 @@ def test_clients_in_flowers_simulation_engine_are_the_simulators_chain(
     assert summary["federation"]["absences"] == 0
     assert "Traceback" not in done.stderr
     assert "emulated-channel" in codes_of(summary)
-    assert call("run", *given, "--out", tmp_path / "run")[0] == 0
+    assert call("run", *arguments, "--out", tmp_path / "run")[0] == 0
     assert (
         np.abs(samples(tmp_path / "out") - samples(tmp_path / "run")).max() < ROUNDING
     )

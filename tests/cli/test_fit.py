@@ -17,7 +17,7 @@ from ..error_tools import missing_facts, names_key
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch):
     if not FULL:
-        few = {
+        candidates = {
             "CLIPS": (0.4,),
             "TRAVELS": (0.25, 0.5),
             "PRIORS": (4.0,),
@@ -25,7 +25,7 @@ def few_candidates(monkeypatch):
             "MAX_STAND_INS": 1,
             "MAX_MOMENTS": 0,
         }
-        for name, values in few.items():
+        for name, values in candidates.items():
             monkeypatch.setattr(chosen, name, values)
 
 
@@ -72,7 +72,7 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
         "fit", table, "--target", "state", *FIT, "--out", model, "--json"
     )
     assert code == 0
-    found = json.loads(printed)
+    document = json.loads(printed)
     assert {
         "accuracy",
         "ece",
@@ -81,23 +81,27 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
         "epsilon_by_part",
         "settings",
         "seconds",
-    } <= set(found)
-    assert found["accuracy"] > 0.7
-    assert found["classes"] == ["ill", "well"]
-    assert found["epsilon_spent"] <= 3
-    assert sum(found["epsilon_by_part"].values()) == pytest.approx(
-        found["epsilon_spent"]
+    } <= set(document)
+    assert document["accuracy"] > 0.7
+    assert document["classes"] == ["ill", "well"]
+    assert document["epsilon_spent"] <= 3
+    assert sum(document["epsilon_by_part"].values()) == pytest.approx(
+        document["epsilon_spent"]
     )
-    assert found["privacy"]["adjacency"] == "replace"
+    assert document["privacy"]["adjacency"] == "replace"
     assert {"scores", "classes", "random_state", "categories of sex"} <= {
-        item["name"] for item in found["not_covered"]
+        item["name"] for item in document["not_covered"]
     }
-    assert found == json.loads((model / "fit.json").read_text())
+    assert document == json.loads((model / "fit.json").read_text())
     # The ledger has the losses that fit.json speaks of, before anything was drawn from them.
     promise = Privacy(3.0, 1e-5, unit="record", example_clip=1.0)
     ledger = Ledger(promise, 3, path=model / "ledger.jsonl", read_only=True)
-    assert promise.epsilon_spent(ledger.spent) == pytest.approx(found["epsilon_spent"])
-    assert ledger.spent.max() == pytest.approx(sum(found["privacy"]["loss"].values()))
+    assert promise.epsilon_spent(ledger.spent) == pytest.approx(
+        document["epsilon_spent"]
+    )
+    assert ledger.spent.max() == pytest.approx(
+        sum(document["privacy"]["loss"].values())
+    )
 
     unseen = patients(50).drop(columns=["state", "cost", "clinic"])
     unseen.loc[3, "sex"] = "x"
@@ -108,11 +112,13 @@ def test_from_a_csv_to_predictions_and_a_page(call, table, tmp_path):
     existing = tmp_path / "new.csv"
     refused = call("predict", model, existing, "--out", existing)
     assert names_key(refused[2], "--out", existing)
-    made = pd.read_csv(out)
-    assert list(made.columns) == ["person", "prediction", "p_ill", "p_well"]
-    assert list(made["person"]) == list(unseen["person"])
-    assert made[["p_ill", "p_well"]].sum(axis=1).to_numpy() == pytest.approx(1.0)
-    assert np.array_equal(made["prediction"] == "ill", made["p_ill"] > made["p_well"])
+    predictions = pd.read_csv(out)
+    assert list(predictions.columns) == ["person", "prediction", "p_ill", "p_well"]
+    assert list(predictions["person"]) == list(unseen["person"])
+    assert predictions[["p_ill", "p_well"]].sum(axis=1).to_numpy() == pytest.approx(1.0)
+    assert np.array_equal(
+        predictions["prediction"] == "ill", predictions["p_ill"] > predictions["p_well"]
+    )
 
     assert call("report", model)[0] == 0
     page = (model / "report.html").read_text()
@@ -207,16 +213,16 @@ def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
         model,
     )
     assert code == 0
-    found = json.loads(printed)
-    assert found["task"] == "regression"
-    assert found["devices"] == 5
-    assert 0.75 < found["coverage_90"] <= 1  # of 150 rows; tests/tables looks closer
-    assert set(found["epsilon_by_part"]) == {"scaling", "sampling", "noise scale"}
+    document = json.loads(printed)
+    assert document["task"] == "regression"
+    assert document["devices"] == 5
+    assert 0.75 < document["coverage_90"] <= 1  # of 150 rows; tests/tables looks closer
+    assert set(document["epsilon_by_part"]) == {"scaling", "sampling", "noise scale"}
     assert call("predict", model, tmp_path / "patients.parquet", "--out", out)[0] == 0
-    made = pd.read_csv(out)
-    assert list(made.columns) == ["person", "mean", "lower", "upper"]
-    assert np.all(made["lower"] < made["upper"])
-    assert np.corrcoef(made["mean"], frame["cost"])[0, 1] > 0.7
+    predictions = pd.read_csv(out)
+    assert list(predictions.columns) == ["person", "mean", "lower", "upper"]
+    assert np.all(predictions["lower"] < predictions["upper"])
+    assert np.corrcoef(predictions["mean"], frame["cost"])[0, 1] > 0.7
     assert call("report", model)[0] == 0
 
 
@@ -233,20 +239,20 @@ def test_tune_shows_candidates_and_says_that_choosing_is_free(call, table):
     ]
     code, printed, _ = call("tune", table, "--target", "state", *options, "--json")
     assert code == 0
-    found = json.loads(printed)
-    assert found["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
-    first, *others = (one["rank"] for one in found["candidates"])
+    document = json.loads(printed)
+    assert document["facts"] == {"rows": 225, "features": 5, "classes": 2, "devices": 3}
+    first, *others = (candidate["rank"] for candidate in document["candidates"])
     assert others == sorted(others)
     # Of settings that are as good, the one with most draws is chosen.
     assert first <= 1.01 * others[0]
-    assert found["privacy"]["adjacency"] == "replace"
-    assert "costs no privacy" in found["cost"]
+    assert document["privacy"]["adjacency"] == "replace"
+    assert "costs no privacy" in document["cost"]
     assert {
         "as it is",
         "twice epsilon",
         "twice the rows and devices",
         "twice the rounds",
-    } == set(found["worth"])
+    } == set(document["worth"])
 
 
 @pytest.mark.parametrize(
@@ -270,8 +276,8 @@ def test_a_table_that_will_not_do_is_one_sentence_and_nothing_is_written(
 ):
     frame = patients(40).drop(columns="cost").assign(**change)
     frame.to_csv(tmp_path / "bad.csv", index=False)
-    given = ["--target", "state", *FIT, "--out", tmp_path / "model", *options]
-    code, printed, errors = call("fit", tmp_path / "bad.csv", *given)
+    arguments = ["--target", "state", *FIT, "--out", tmp_path / "model", *options]
+    code, printed, errors = call("fit", tmp_path / "bad.csv", *arguments)
     assert code == 2
     assert printed == ""
     assert words in errors

@@ -320,8 +320,8 @@ def test_every_key_has_a_default(plan_of, tmp_path):
 def test_constants_from_private_data_are_warned_of(plan_of, scenario):
     public = {"mu": 900.0, "L": 1500.0, "initial_w2_sq": 9.0}
 
-    def leaks(*given, **overrides):
-        sets = [f"posterior.{name}={public[name]}" for name in given]
+    def leaks(*names, **overrides):
+        sets = [f"posterior.{name}={public[name]}" for name in names]
         sets += [
             f"{key.replace('__', '.')}={value}" for key, value in overrides.items()
         ]
@@ -340,7 +340,7 @@ def test_constants_from_private_data_are_warned_of(plan_of, scenario):
 
 
 def test_public_constants(plan_of, scenario):
-    given = plan_of(
+    document = plan_of(
         scenario,
         "--set",
         "posterior.mu=900.0",
@@ -349,14 +349,14 @@ def test_public_constants(plan_of, scenario):
         "--set",
         "posterior.initial_w2_sq=9.0",
     )
-    constants = given["constants"]
+    constants = document["constants"]
     assert (constants["mu"], constants["L"], constants["initial_w2_sq"]) == (
         900.0,
         1500.0,
         9.0,
     )
     assert constants["step_size"] == pytest.approx(0.4 / 2400)
-    assert not {"constant-too-small", "constant-too-large"} & set(codes_of(given))
+    assert not {"constant-too-small", "constant-too-large"} & set(codes_of(document))
     wrong = plan_of(scenario, "--set", "posterior.L=1200.0")
     assert "posterior.L" in text_of(wrong, "constant-too-small")
 

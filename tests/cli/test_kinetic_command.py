@@ -100,10 +100,10 @@ def test_plan_command(plan_of, call, file, tmp_path):
 def samples_in(folder):
     import h5netcdf
 
-    with h5netcdf.File(folder / "trace.nc") as found:
-        return found["posterior"]["theta"][...], found["sample_stats"]["last_velocity"][
-            ...
-        ]
+    with h5netcdf.File(folder / "trace.nc") as content:
+        return content["posterior"]["theta"][...], content["sample_stats"][
+            "last_velocity"
+        ][...]
 
 
 def test_run_command_goes_on_as_if_it_had_never_ended(

@@ -16,23 +16,23 @@ from ..error_tools import codes_of, names_key
 
 
 @pytest.fixture
-def made(call, tmp_path):
+def new_folder(call, tmp_path):
     folder = tmp_path / "my study"
     code, out, err = call("new", folder)
     assert (code, err) == (0, "")
     return folder, out
 
 
-def test_the_scenario_plans_at_once(made, plan_of):
-    document = plan_of(made[0] / "scenario.toml")
+def test_the_scenario_plans_at_once(new_folder, plan_of):
+    document = plan_of(new_folder[0] / "scenario.toml")
     assert document["privacy"]["epsilon_spent"] <= 3 * (1 + 1e-9)
     assert document["gap"] <= 1e-6
     # That constants come from private data, as with every plan like it.
     assert codes_of(document) == ["data-constants"]
 
 
-def test_the_next_two_commands(made):
-    folder, out = made
+def test_the_next_two_commands(new_folder):
+    folder, out = new_folder
     assert sorted(path.name for path in folder.iterdir()) == [
         "model.py",
         "scenario.toml",
@@ -43,39 +43,39 @@ def test_the_next_two_commands(made):
     ]
 
 
-def test_what_is_given_is_the_default_but_for_what_has_none(made):
+def test_what_is_given_is_the_default_but_for_what_has_none(new_folder):
     """So that deleting a line changes nothing, and the comments' words for defaults stay true."""
-    given = load_scenario(made[0] / "scenario.toml").model_dump()
+    scenario = load_scenario(new_folder[0] / "scenario.toml").model_dump()
     own = {f"privacy.{key}" for key in ("unit", "epsilon", "delta", "example_clip")} | {
         "policy.max_round_noise"
     }
     for section, values in Scenario().model_dump().items():
         for key, value in values.items():
             if f"{section}.{key}" not in own:
-                assert given[section][key] == value, f"{section}.{key}"
+                assert scenario[section][key] == value, f"{section}.{key}"
 
 
-def test_every_key_and_every_word_in_its_comments_is_known(made):
+def test_every_key_and_every_word_in_its_comments_is_known(new_folder):
     """Lines that are commented out, and the alternatives that comments name, are allowed too."""
-    text = (made[0] / "scenario.toml").read_text(encoding="utf-8")
+    text = (new_folder[0] / "scenario.toml").read_text(encoding="utf-8")
     assert set(tomllib.loads(text)) == set(Scenario.model_fields)
     section, tried = "", 0
     for line in text.splitlines():
         if heading := re.match(r"\[(\w+)\]", line):
             section = heading[1]
-        found = re.match(r"(?:# )?(\w+) = ([^#]*)(?:#(.*))?$", line)
-        if not found:
+        match = re.match(r"(?:# )?(\w+) = ([^#]*)(?:#(.*))?$", line)
+        if not match:
             continue
-        key, value, comment = found.groups()
+        key, value, comment = match.groups()
         for word in [value, *re.findall(r'(?<!= )"[^"]+"', comment or "")]:
             validate({section: {key: tomllib.loads(f"value = {word}")["value"]}})
             tried += 1
     assert tried > 40
 
 
-def test_the_script_runs_as_it_stands(made):
+def test_the_script_runs_as_it_stands(new_folder):
     result = subprocess.run(
-        [sys.executable, made[0] / "model.py"],
+        [sys.executable, new_folder[0] / "model.py"],
         capture_output=True,
         text=True,
         check=False,
@@ -91,8 +91,8 @@ def test_the_script_runs_as_it_stands(made):
 
 
 @pytest.mark.skipif(not FULL, reason="a second run of the script: make test-full")
-def test_the_script_runs_with_labels(made):
-    text = (made[0] / "model.py").read_text(encoding="utf-8")
+def test_the_script_runs_with_labels(new_folder):
+    text = (new_folder[0] / "model.py").read_text(encoding="utf-8")
     old, new = (
         "posterior = wflmc.gaussian_regression",
         "y = (y > 0).astype(int)\nposterior = wflmc.softmax_regression",

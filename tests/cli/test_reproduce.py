@@ -24,8 +24,8 @@ SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
 
 
 def test_reproduce(call, tmp_path):
-    few = ["--experiments", "4", "--cache", tmp_path / "cache"]
-    code, out, err = call("reproduce", *CLOSED, *SAMPLED, "--out", tmp_path, *few)
+    options = ["--experiments", "4", "--cache", tmp_path / "cache"]
+    code, out, err = call("reproduce", *CLOSED, *SAMPLED, "--out", tmp_path, *options)
     assert (code, err) == (0, "")
     assert "The paper's stated outcomes" in out
     for name in (*CLOSED, *SAMPLED):
@@ -100,8 +100,8 @@ LONG, EXPERIMENTS = (["fig7"], 100) if FULL else ([], 40)
 def paper_figures(tmp_path_factory):
     """Figures on the authors' data where they are at hand, else on synthetic data; the paper has 100 experiments."""
     folder = tmp_path_factory.mktemp("paper")
-    given = ["--data", str(PAPER_DATA)] if PAPER_DATA.exists() else []
-    given += ["--experiments", str(EXPERIMENTS)]
+    options = ["--data", str(PAPER_DATA)] if PAPER_DATA.exists() else []
+    options += ["--experiments", str(EXPERIMENTS)]
     command = [
         sys.executable,
         "-m",
@@ -109,7 +109,7 @@ def paper_figures(tmp_path_factory):
         "reproduce",
         "fig6",
         *LONG,
-        *given,
+        *options,
         "--json",
     ]
     done = subprocess.run(
@@ -190,14 +190,14 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
-    assert kept
+    written = {path: path.stat().st_mtime_ns for path in cache.rglob("*.json")}
+    assert written
     names = ("out", "second")  # both go on from there at once, with the cache in common
     assert {
         finish(process) for process in [start(tmp_path / name, cache) for name in names]
     } == {b""}
     # None was computed again.
-    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
     undisturbed = ["--out", tmp_path / "first", "--cache", tmp_path / "other"]
     assert call("reproduce", "fig6", "--experiments", FEW, *undisturbed)[0] == 0
     for table in ("fig6.csv", "fig6_exact.csv", "fig6_floor.csv"):

@@ -68,10 +68,10 @@ def test_run_from_a_saved_plan(call, plan_of, scenario, tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     assert call("run", scenario, "--out", first)[0] == 0
     assert call("run", "--plan", saved, "--out", second)[0] == 0
-    one, two = (
+    summary, repeated = (
         strict((folder / "summary.json").read_text()) for folder in (first, second)
     )
-    assert one["w2_sq"] == two["w2_sq"]
+    assert summary["w2_sq"] == repeated["w2_sq"]
 
 
 def test_a_run_that_fails_leaves_the_folder_as_it_was(

@@ -48,9 +48,9 @@ def test_plan(plan_of, softmax):
     assert document["constants"]["mu"] == 1
     assert document["gap"] < 1e-6
     assert "estimated-start" in codes_of(document)
-    given = plan_of(softmax, "--set", "posterior.initial_w2_sq=3.0")
-    assert given["constants"]["initial_w2_sq"] == 3
-    assert "estimated-start" not in codes_of(given)
+    with_start = plan_of(softmax, "--set", "posterior.initial_w2_sq=3.0")
+    assert with_start["constants"]["initial_w2_sq"] == 3
+    assert "estimated-start" not in codes_of(with_start)
 
 
 def test_run(call, softmax, tmp_path):

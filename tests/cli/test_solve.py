@@ -46,12 +46,14 @@ def test_solve_for(plan_of, scenario, key, metric):
     """The answer reaches the target; a little less of the key does not."""
     target = {"bound": 0.4, "exact": 0.002}[metric]
     arguments = [*with_set(FADING), "--metric", metric]
-    found = plan_of(scenario, *arguments, "--solve-for", key, "--target", target)
-    answer = found["solve_for"]
+    document = plan_of(scenario, *arguments, "--solve-for", key, "--target", target)
+    answer = document["solve_for"]
     assert answer["reachable"]
-    kept = found["constants"]["burn_in"]
+    burn_in = document["constants"]["burn_in"]
     reached = (
-        found["objective"] if metric == "bound" else max(found["exact_w2_sq"][kept:])
+        document["objective"]
+        if metric == "bound"
+        else max(document["exact_w2_sq"][burn_in:])
     )
     assert reached == pytest.approx(answer["reached"])
     assert reached <= target
@@ -61,9 +63,11 @@ def test_solve_for(plan_of, scenario, key, metric):
         else answer["value"] * (1 - 1e-4)
     )
     before = plan_of(scenario, *with_set([*FADING, f"{key}={less}"]))
-    kept = before["constants"]["burn_in"]
+    burn_in = before["constants"]["burn_in"]
     assert (
-        before["objective"] if metric == "bound" else max(before["exact_w2_sq"][kept:])
+        before["objective"]
+        if metric == "bound"
+        else max(before["exact_w2_sq"][burn_in:])
     ) > target
 
 
@@ -79,13 +83,13 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
         "1e-6",
     ]
     code, out, err = call(*arguments, "--json")
-    found = strict(out)
-    answer = found["solve_for"]["answer"]
+    document = strict(out)
+    answer = document["solve_for"]["answer"]
     assert (code, err.count(answer)) == (1, 1)
     assert not missing_facts(answer, ("link.snr_db", "bound", "1e-06"))
-    assert found["solve_for"]["value"] is None
-    assert not found["solve_for"]["reachable"]
-    assert found["solve_for"]["reached"] == found["objective"] > 1e-6
+    assert document["solve_for"]["value"] is None
+    assert not document["solve_for"]["reachable"]
+    assert document["solve_for"]["reached"] == document["objective"] > 1e-6
     code, out, err = call(*arguments)
     assert (code, err) == (1, "")
     assert answer in out
@@ -134,21 +138,23 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
 def test_solve_for_under_a_noise_limit(plan_of, scenario, key, target):
     """Values that the limit rules out do not meet the target, and do not end the search either."""
     guard = [*FADING, "policy.max_round_noise=1.0"]
-    found = plan_of(scenario, *with_set(guard), "--solve-for", key, "--target", target)
-    assert found["solve_for"]["reachable"]
-    assert found["objective"] <= target
+    document = plan_of(
+        scenario, *with_set(guard), "--solve-for", key, "--target", target
+    )
+    assert document["solve_for"]["reachable"]
+    assert document["objective"] <= target
 
 
 def test_solve_for_the_average(plan_of, scenario):
     """With the average objective the exact metric is the average too."""
     arguments = [*with_set([*FADING, "policy.objective=average"]), "--metric", "exact"]
-    found = plan_of(
+    document = plan_of(
         scenario, *arguments, "--solve-for", "link.snr_db", "--target", "0.002"
     )
-    kept = found["exact_w2_sq"][found["constants"]["burn_in"] :]
-    assert np.mean(kept) == pytest.approx(found["solve_for"]["reached"])
-    assert np.mean(kept) == pytest.approx(0.002, rel=1e-3)
-    assert max(kept) > 0.002
+    distances = document["exact_w2_sq"][document["constants"]["burn_in"] :]
+    assert np.mean(distances) == pytest.approx(document["solve_for"]["reached"])
+    assert np.mean(distances) == pytest.approx(0.002, rel=1e-3)
+    assert max(distances) > 0.002
 
 
 def test_the_picture_shows_the_plan(posterior):
@@ -189,7 +195,7 @@ def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
     }
     best = min(values, key=values.get)
     assert 0 < best < 29
-    found = plan_of(
+    document = plan_of(
         scenario,
         *with_set(fixed),
         "--solve-for",
@@ -197,14 +203,14 @@ def test_solve_for_finds_the_best_number_of_rounds(plan_of, scenario):
         "--target",
         values[best] * (1 + 1e-9),
     )
-    assert found["solve_for"]["value"] == best
+    assert document["solve_for"]["value"] == best
 
 
 def test_solve_for_rounds_against_brute_force(plan_of, scenario):
     fixed = [*FADING, "policy.power=equal", "link.snr_db=12"]
     values = [objective(scenario, [*fixed, f"sampler.burn_in={n}"]) for n in range(40)]
     for target in np.geomspace(min(values) * 1.0001, max(values), count(4, 12)):
-        found = plan_of(
+        document = plan_of(
             scenario,
             *with_set(fixed),
             "--solve-for",
@@ -212,7 +218,7 @@ def test_solve_for_rounds_against_brute_force(plan_of, scenario):
             "--target",
             target,
         )
-        assert found["solve_for"]["value"] == next(
+        assert document["solve_for"]["value"] == next(
             n for n, value in enumerate(values) if value <= target
         )
 
@@ -220,7 +226,7 @@ def test_solve_for_rounds_against_brute_force(plan_of, scenario):
 def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):
     write_gains(tmp_path, np.random.default_rng(0).rayleigh(0.1, (60, 30)))
     overrides = ["link.fading=file", "link.gains=h.npy"]
-    found = plan_of(
+    document = plan_of(
         scenario,
         *with_set(overrides),
         "--solve-for",
@@ -228,7 +234,7 @@ def test_solve_for_with_a_short_table_of_gains(plan_of, scenario, tmp_path):
         "--target",
         "1.0",
     )
-    assert 0 < found["solve_for"]["value"] < 59
+    assert 0 < document["solve_for"]["value"] < 59
 
 
 def test_solvers_agree(plan_of, call, scenario):

@@ -55,7 +55,7 @@ def forecast_by_rounds(
     """What `wflmc.evaluation.clipped_law.forecast` returns, one round after the other."""
     cost = model.cost
     precision = cost.precision
-    share = model.data_share
+    data_share = model.data_share
     size = 1 + plan.dynamics.has_velocity
     noise = (
         plan.noise_variance
@@ -78,7 +78,7 @@ def forecast_by_rounds(
     lagged = np.zeros_like(mean)
     total = np.zeros_like(precision)
     least = 1.0
-    kept = []
+    rounds_kept = []
     with np.errstate(over="ignore", invalid="ignore"):
         for s in range(len(plan.rounds)):
             change = precision * mean[0]
@@ -98,15 +98,15 @@ def forecast_by_rounds(
             square = change @ change + precision**2 @ covariance[0, 0]
             norm_sq = (
                 (cost.gradients_at_mode**2).sum(-1)
-                + share**2 * square
-                + 2 * share * (cost.gradients_at_mode @ change)
+                + data_share**2 * square
+                + 2 * data_share * (cost.gradients_at_mode @ change)
             )
             norm = examples_left * np.sqrt(np.maximum(norm_sq, 1e-300))
             left = np.minimum(1.0, clip / norm)
             least = min(least, left.min() * examples_left)
 
             weight = plan.weight_received[s] * left
-            curvature = changes_left * (weight @ share)
+            curvature = changes_left * (weight @ data_share)
             hessian = (precision * curvature)[:, None, None]
             matrix, _, enters = plan.dynamics.linear_round(
                 plan.step_size[s : s + 1], hessian, mean[:1].T
@@ -118,7 +118,7 @@ def forecast_by_rounds(
                 examples_left * weight @ cost.gradients_at_mode
                 + weight.mean() * cut_off
             )
-            received = ((weight * changes_left * share) ** 2).sum()
+            received = ((weight * changes_left * data_share) ** 2).sum()
             fresh = noise[s] + plan.downlink_noise * (kick * precision) ** 2 * received
             mean = (matrix * mean).sum(1) - enters[:, None] * push
             covariance = np.einsum("ikd,kld,jld->ijd", matrix, covariance, matrix)
@@ -131,7 +131,7 @@ def forecast_by_rounds(
                     + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - precision**-0.5)
                     ** 2
                 )
-                kept.append(
+                rounds_kept.append(
                     (
                         off_sq.sum(),
                         precision @ off_sq,
@@ -139,14 +139,14 @@ def forecast_by_rounds(
                         examples_left * left.mean(),
                     )
                 )
-    far, alike, clipped, shortened = np.nan_to_num(np.array(kept), nan=np.inf).T
+    far, alike, clipped, shortened = np.nan_to_num(np.array(rounds_kept), nan=np.inf).T
     variance = (1 / precision).sum()
     summary = np.mean if plan.certificate.objective_name == "average" else np.max
     return ChainForecast(
         w2_sq=float(summary(far) / variance),
         scaled_w2_sq=float(summary(alike) / precision.size),
         inverse_ess=float(
-            np.nan_to_num(total.sum(), nan=np.inf) / len(kept) ** 2 / variance
+            np.nan_to_num(total.sum(), nan=np.inf) / len(rounds_kept) ** 2 / variance
         ),
         clip_rate=float(clipped.mean()),
         fraction_left=float(shortened.mean()),

@@ -27,21 +27,21 @@ def random_case(seed, count=500, classes=5):
 @pytest.mark.parametrize("seed", range(5))
 def test_against_scikit_learn(seed):
     p, y = random_case(seed)
-    found = calibration(p, y)
-    assert found.accuracy == accuracy_score(y, p.argmax(1))
-    assert found.nll == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-9)
-    assert found.brier == pytest.approx(
+    scores = calibration(p, y)
+    assert scores.accuracy == accuracy_score(y, p.argmax(1))
+    assert scores.nll == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-9)
+    assert scores.brier == pytest.approx(
         brier_score_loss(y, p, labels=range(5), scale_by_half=False), rel=1e-9
     )
     confidence, hit = p.max(1), p.argmax(1) == y
     observed, mean = calibration_curve(hit, confidence, n_bins=20, strategy="uniform")
     held = np.histogram(confidence, np.linspace(0, 1, 21))[0]
-    assert found.ece == pytest.approx(
+    assert scores.ece == pytest.approx(
         np.sum(held[held > 0] * np.abs(observed - mean)) / len(y), rel=1e-9
     )
-    full = found.bin_fraction > 0
-    np.testing.assert_allclose(found.observed[full], observed)
-    np.testing.assert_allclose(found.confidence[full], mean)
+    full = scores.bin_fraction > 0
+    np.testing.assert_allclose(scores.observed[full], observed)
+    np.testing.assert_allclose(scores.confidence[full], mean)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 6))
@@ -55,10 +55,10 @@ def test_against_a_plain_loop(seed, bins, classes):
             error += (
                 len(inside) / 60 * abs(accuracy - np.mean([p[i].max() for i in inside]))
             )
-    found = calibration(p, y, bins)
-    assert found.ece == pytest.approx(error, abs=1e-12)
-    assert 0 <= found.ece <= 1
-    assert found.bin_fraction.sum() == pytest.approx(1)
+    scores = calibration(p, y, bins)
+    assert scores.ece == pytest.approx(error, abs=1e-12)
+    assert 0 <= scores.ece <= 1
+    assert scores.bin_fraction.sum() == pytest.approx(1)
 
 
 def test_known_answers():
@@ -79,8 +79,8 @@ def test_known_answers():
     undecided = calibration(np.full((10, 2), 0.5), [0, 1] * 5)
     assert (undecided.accuracy, undecided.ece, undecided.brier) == (0.5, 0, 0.5)
     # Nested bins, as behind the published figure, would count the first bin's gap twenty times.
-    apart = calibration([[0.98, 0.02], [0.02, 0.98], [0.6, 0.4]], [0, 0, 1])
-    assert apart.ece == pytest.approx((2 * abs(0.98 - 0.5) + 0.6) / 3)
+    two_bins = calibration([[0.98, 0.02], [0.02, 0.98], [0.6, 0.4]], [0, 0, 1])
+    assert two_bins.ece == pytest.approx((2 * abs(0.98 - 0.5) + 0.6) / 3)
 
 
 def test_labels_drawn_from_the_probabilities_are_calibrated():
@@ -95,8 +95,8 @@ def test_chains_at_once_and_reliability():
     y = random_case(0)[1]
     together = calibration(np.stack(cases), y)
     for c, p in enumerate(cases):
-        for found, wanted in zip(together, calibration(p, y), strict=True):
-            np.testing.assert_allclose(found[c], wanted, rtol=1e-12)
+        for values, wanted in zip(together, calibration(p, y), strict=True):
+            np.testing.assert_allclose(values[c], wanted, rtol=1e-12)
     merged, pooled = (
         reliability(together),
         calibration(np.concatenate(cases), np.tile(y, 3)),
@@ -110,8 +110,8 @@ def test_bins_include_their_upper_edge():
     for bins in (10, 20, 49, 100):
         p = np.arange(1, bins + 1) / bins
         p = p[p > 0.5]
-        found = calibration(np.column_stack([p, 1 - p]), np.zeros(p.size, int), bins)
-        assert np.flatnonzero(found.bin_fraction).tolist() == list(
+        scores = calibration(np.column_stack([p, 1 - p]), np.zeros(p.size, int), bins)
+        assert np.flatnonzero(scores.bin_fraction).tolist() == list(
             range(bins - p.size, bins)
         )
 
@@ -131,9 +131,9 @@ def test_scores_of_a_model(tmp_path):
         initial_w2_sq=1.0,
     )
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 3)
-    found = wflmc.evaluate(trace, posterior, test=(X, y)).scores
+    scores = wflmc.evaluate(trace, posterior, test=(X, y)).scores
     whole = wflmc.evaluate(trace, posterior, test=(X, y.astype(float))).scores
-    assert np.array_equal(found.nll, whole.nll)
+    assert np.array_equal(scores.nll, whole.nll)
     logits = np.einsum(
         "nd,abcd->abnc",
         np.column_stack([X, np.ones(60)]),
@@ -142,7 +142,7 @@ def test_scores_of_a_model(tmp_path):
     p = np.exp(logits)
     p /= p.sum(-1, keepdims=True)
     np.testing.assert_allclose(
-        found.nll, -np.log(p.mean(1)[:, np.arange(60), y]).mean(1), rtol=1e-4
+        scores.nll, -np.log(p.mean(1)[:, np.arange(60), y]).mean(1), rtol=1e-4
     )
     for test in (
         (X, y - 1),

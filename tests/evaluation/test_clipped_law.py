@@ -75,9 +75,11 @@ def random_plan(seed):
     )
 
 
-def assert_same(found, expected):
-    np.testing.assert_allclose(found[:5], expected[:5], rtol=RELATIVE_ERROR, atol=1e-12)
-    assert found.exact == expected.exact
+def assert_same(actual, expected):
+    np.testing.assert_allclose(
+        actual[:5], expected[:5], rtol=RELATIVE_ERROR, atol=1e-12
+    )
+    assert actual.exact == expected.exact
 
 
 @pytest.mark.parametrize("seed", range(RANDOM_PLANS))
@@ -156,11 +158,11 @@ def test_chains_that_diverge_end_in_infinity(dynamics):
         posterior, burn_in=100, samples=300, policy=Policy(power="noiseless"), **how
     )
     model = model_of(plan, posterior)
-    found = forecast(plan, model)
+    actual = forecast(plan, model)
     expected = forecast_by_rounds(plan, model)
-    assert found.w2_sq == found.scaled_w2_sq == found.inverse_ess == np.inf
+    assert actual.w2_sq == actual.scaled_w2_sq == actual.inverse_ess == np.inf
     assert expected.w2_sq == expected.scaled_w2_sq == expected.inverse_ess == np.inf
-    assert found.exact
+    assert actual.exact
 
 
 def test_chains_that_clipping_keeps_from_diverging():
@@ -175,9 +177,9 @@ def test_chains_that_clipping_keeps_from_diverging():
         samples=40,
     )
     model = model_of(plan, posterior)
-    found = forecast(plan, model)
-    assert 1 < found.scaled_w2_sq < np.inf
-    assert_same(found, forecast_by_rounds(plan, model))
+    actual = forecast(plan, model)
+    assert 1 < actual.scaled_w2_sq < np.inf
+    assert_same(actual, forecast_by_rounds(plan, model))
 
 
 def test_a_model_of_the_plan_alone():
@@ -219,9 +221,9 @@ def test_directions_that_stand_for_more_are_clipped_as_all_of_them():
     model = model_of(plan, None)
     assert model.cost.precision.size == 64
     expected = forecast(plan, model_of(plan, posterior))
-    found = forecast(plan, model)
-    assert found.fraction_left == pytest.approx(expected.fraction_left, rel=0.25)
-    assert_same(found, forecast_by_rounds(plan, model))
+    actual = forecast(plan, model)
+    assert actual.fraction_left == pytest.approx(expected.fraction_left, rel=0.25)
+    assert_same(actual, forecast_by_rounds(plan, model))
 
 
 @pytest.mark.parametrize("count", [20, 500])

@@ -97,28 +97,30 @@ def gradients(posterior, theta, plan):
         residual = (
             np.einsum("knm,cm->ckn", posterior.features, theta) - posterior.target
         )
-        each, features = residual[..., None], posterior.features
-        share = theta / (posterior.devices * posterior.prior_std**2)
+        record_factors, features = residual[..., None], posterior.features
+        prior_share = theta / (posterior.devices * posterior.prior_std**2)
     else:
         weights = theta.reshape(len(theta), posterior.classes, -1)
         logits = np.einsum("knd,cad->ckna", posterior.features, weights)
-        each, features = (
+        record_factors, features = (
             np.exp(log_softmax(logits, -1))
             - np.eye(posterior.classes)[posterior.labels],
             posterior.features,
         )
-        share = theta / (posterior.devices * posterior.prior_std**2)
+        prior_share = theta / (posterior.devices * posterior.prior_std**2)
     if np.isfinite(plan.example_clip).any():
-        norm = np.linalg.norm(each, axis=-1) * np.linalg.norm(features, axis=-1)
-        each = (
-            each
+        norm = np.linalg.norm(record_factors, axis=-1) * np.linalg.norm(
+            features, axis=-1
+        )
+        record_factors = (
+            record_factors
             * np.minimum(1, plan.example_clip[:, None] / np.maximum(norm, 1e-30))[
                 ..., None
             ]
         )
     real = np.arange(features.shape[1]) < posterior.sizes[:, None]
-    total = np.einsum("ckna,knd->ckad", each * real[..., None], features)
-    return total.reshape(len(theta), posterior.devices, -1) + share[:, None]
+    total = np.einsum("ckna,knd->ckad", record_factors * real[..., None], features)
+    return total.reshape(len(theta), posterior.devices, -1) + prior_share[:, None]
 
 
 def chains(posterior, plan, count=24, seed=0):
@@ -129,7 +131,7 @@ def chains(posterior, plan, count=24, seed=0):
         * posterior.prior_std
         * (plan.init == "prior")
     )
-    velocity, kept, share = rng.standard_normal(theta.shape), [], []
+    velocity, draws, clip_rates = rng.standard_normal(theta.shape), [], []
     for s in range(len(plan.rounds)):
         if plan.dynamics.has_velocity:
             theta = theta + plan.step_size[s] / 2 * velocity
@@ -151,9 +153,9 @@ def chains(posterior, plan, count=24, seed=0):
             )
             theta = theta + plan.step_size[s] / 2 * velocity
         if s >= plan.burn_in:
-            kept.append(theta)
-            share.append(np.mean(norm > plan.clip))
-    return np.stack(kept, 1), float(np.mean(share))
+            draws.append(theta)
+            clip_rates.append(np.mean(norm > plan.clip))
+    return np.stack(draws, 1), float(np.mean(clip_rates))
 
 
 def score(posterior, theta):
@@ -181,7 +183,7 @@ def measured(rate):
 @pytest.fixture(scope="module")
 def followed():
     """Every bad scenario: its diagnosis, and the score before and after its first change."""
-    found = {}
+    followed_advice = {}
     for name, (content, changes) in BAD.items():
         if name in ONLY_IN_FULL and not FULL:
             continue
@@ -204,8 +206,8 @@ def followed():
             after = score(
                 inputs.posterior, chains(inputs.posterior, make_plan(other, inputs))[0]
             )
-        found[name] = causes, score(build(scenario).posterior, theta), after
-    return found
+        followed_advice[name] = causes, score(build(scenario).posterior, theta), after
+    return followed_advice
 
 
 def test_following_the_first_advice_helps(followed):
@@ -311,11 +313,13 @@ def test_warnings_give_no_advice():
     ):
         scenario = of(*BAD[name])
         plan = make_plan(scenario, inputs := build(scenario))
-        told = dataclasses.replace(
+        evaluation = dataclasses.replace(
             measured(0.9), rhat_max=3.0, noise_ratio=plan.noise_ratio
         )
         assert not [
-            text for text in (*plan.warnings, *told.warnings) if advice.search(text)
+            text
+            for text in (*plan.warnings, *evaluation.warnings)
+            if advice.search(text)
         ], name
         # What every plan like it says comes last.
         assert codes_of(plan)[-1] == "data-constants"
@@ -341,15 +345,15 @@ def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
             wflmc.Privacy(8, 0.01, 30),
             **grouped(burn_in=9, samples=7, schedule="all", **how),
         )
-        found = forecast(plan, model_of(plan, posterior), clipping=False)
+        actual = forecast(plan, model_of(plan, posterior), clipping=False)
         size = np.trace(posterior.exact.covariance)
-        assert found.w2_sq * size == pytest.approx(
+        assert actual.w2_sq * size == pytest.approx(
             wflmc.exact_w2_sq(posterior, plan)[9:].max(), rel=1e-9
         )
         variance = np.diagonal(posterior.exact.covariance) / wflmc.evaluation.exact_ess(
             posterior, plan
         )
-        assert found.inverse_ess * size == pytest.approx(variance.sum(), rel=1e-9)
+        assert actual.inverse_ess * size == pytest.approx(variance.sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -360,17 +364,17 @@ def test_the_forecast_of_clipped_chains(name):
     """From a fraction of the posterior's variance to millions of it, within half of what chains show."""
     scenario = of(*BAD[name])
     plan = make_plan(scenario, inputs := build(scenario))
-    found = forecast(plan, model_of(plan, inputs.posterior))
+    actual = forecast(plan, model_of(plan, inputs.posterior))
     theta, rate = chains(inputs.posterior, plan, 200)
     exact = inputs.posterior.exact
     rounds = [
         w2_squared(Gaussian(draws.mean(0), np.cov(draws.T)), exact)
         for draws in theta.swapaxes(0, 1)
     ]
-    assert found.w2_sq == pytest.approx(
+    assert actual.w2_sq == pytest.approx(
         max(rounds) / np.trace(exact.covariance), rel=0.5
     )
-    assert found.clip_rate == pytest.approx(rate, abs=0.25)
+    assert actual.clip_rate == pytest.approx(rate, abs=0.25)
 
 
 def test_good_settings_get_no_advice():
@@ -427,19 +431,19 @@ def test_advice_from_python():
     posterior = as_own(gaussian)
     link, privacy = wflmc.Link(channel.static(0.01), snr_db=10), wflmc.Privacy(clip=60)
     how = {"step_size": 0.4 / (gaussian.mu + gaussian.L), "burn_in": 20, "samples": 20}
-    for given in (posterior, gaussian):
-        first = wflmc.advise(given, link, privacy, **grouped(**how))[0]
+    for model in (posterior, gaussian):
+        first = wflmc.advise(model, link, privacy, **grouped(**how))[0]
         assert isinstance(first, Cause)
         assert (first.cause, first.change.direction) == (
             "channel noise",
             {"privacy.clip": "down"}.get(first.change.key, "up"),
         )
         assert f"Try {first.change.key} = " in str(first)
-    few = wflmc.advise(
+    causes = wflmc.advise(
         gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **grouped(**how)
     )
-    assert [cause.cause for cause in few] == [TOO_FEW_DRAWS]
-    assert "draws of a chain are worth" in str(few[0])
+    assert [cause.cause for cause in causes] == [TOO_FEW_DRAWS]
+    assert "draws of a chain are worth" in str(causes[0])
 
 
 @pytest.mark.parametrize("content", [GAUSSIAN, SOFTMAX], ids=["gaussian", "softmax"])
@@ -478,8 +482,10 @@ def test_the_forecast_of_clipped_examples(posterior, example_clip):
     variances, directions = np.linalg.eigh(posterior.exact.covariance)
     away = away @ directions
     off = away.mean(0) ** 2 + (away.std(0) - variances**0.5) ** 2
-    found = (off / variances).mean(-1).max()
-    assert 0.4 < forecast(plan, model_of(plan, posterior)).scaled_w2_sq / found < 2.5
+    simulated = (off / variances).mean(-1).max()
+    assert (
+        0.4 < forecast(plan, model_of(plan, posterior)).scaled_w2_sq / simulated < 2.5
+    )
     (first, *_) = wflmc.advise(
         posterior,
         link,
@@ -531,12 +537,12 @@ def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times)
         : len(changes)
     ]
     reached = []
-    given = {"clip": clip, **how}
+    settings = {"clip": clip, **how}
     for change in changes:
-        given |= {change.key.partition(".")[2]: change.value}
-        privacy = wflmc.Privacy(15, 0.01, given["clip"])
+        settings |= {change.key.partition(".")[2]: change.value}
+        privacy = wflmc.Privacy(15, 0.01, settings["clip"])
         plan = wflmc.plan(
-            posterior, link, privacy, **{name: given[name] for name in how}
+            posterior, link, privacy, **{name: settings[name] for name in how}
         )
         reached.append(score(posterior, chains(posterior, plan, 100)[0]))
     assert reached

@@ -43,17 +43,17 @@ def all_pairs(posterior, plan):
     law = posterior.law(
         plan.step_size, plan.weight_received, plan.noise_variance, plan.init
     )
-    total, kept = np.zeros(posterior.dim), range(plan.burn_in, len(plan.rounds))
-    for s in kept:
-        across = law.covariance[s]
-        total += np.diagonal(across)
+    total, kept_rounds = np.zeros(posterior.dim), range(plan.burn_in, len(plan.rounds))
+    for s in kept_rounds:
+        lagged = law.covariance[s]
+        total += np.diagonal(lagged)
         for t in range(s + 1, len(plan.rounds)):
             step = np.eye(posterior.dim) - plan.step_size[t] * np.tensordot(
                 plan.weight_received[t], posterior.hessian, 1
             )
-            across = step @ across
-            total += 2 * np.diagonal(across)
-    return total / len(kept) ** 2, law.mean[plan.burn_in :].mean(
+            lagged = step @ lagged
+            total += 2 * np.diagonal(lagged)
+    return total / len(kept_rounds) ** 2, law.mean[plan.burn_in :].mean(
         0
     ) - posterior.exact.mean
 

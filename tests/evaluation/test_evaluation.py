@@ -121,14 +121,14 @@ def test_diagnostics_are_those_of_arviz():
 
     theta = draws(4, 200, 0)
     data = xr.Dataset({"x": (("chain", "draw", "dim"), theta)})
-    found = diagnose(theta)
-    assert found.rhat_max == pytest.approx(float(arviz.rhat(data)["x"].max()))
-    assert found.ess_min == pytest.approx(float(arviz.ess(data)["x"].min()))
-    assert found.ess_tail_min == pytest.approx(
+    ours = diagnose(theta)
+    assert ours.rhat_max == pytest.approx(float(arviz.rhat(data)["x"].max()))
+    assert ours.ess_min == pytest.approx(float(arviz.ess(data)["x"].min()))
+    assert ours.ess_tail_min == pytest.approx(
         float(arviz.ess(data, method="tail")["x"].min())
     )
-    assert 0.99 < found.rhat_max < 1.02
-    assert found.ess_min > 500
+    assert 0.99 < ours.rhat_max < 1.02
+    assert ours.ess_min > 500
     assert diagnose(theta[:, :3]).rhat_max is None
 
 
@@ -140,8 +140,12 @@ def test_parameters_that_are_not_finite_leave_no_diagnostics(monkeypatch):
     for parameter in (0, theta.shape[2] - 1):
         diverged = theta.copy()
         diverged[1, 100:, parameter] = np.nan
-        found = diagnose(diverged)
-        assert (found.rhat_max, found.ess_min, found.ess_tail_min) == (None, None, None)
+        of_diverged = diagnose(diverged)
+        assert (
+            of_diverged.rhat_max,
+            of_diverged.ess_min,
+            of_diverged.ess_tail_min,
+        ) == (None, None, None)
 
 
 @pytest.mark.parametrize("frozen", [[0], [1], [0, 1]])
@@ -152,13 +156,13 @@ def test_parameters_that_never_move_have_not_converged(frozen, everywhere):
     others = diagnose(np.delete(theta, frozen, axis=2)) if len(frozen) < 2 else None
     for parameter in frozen:
         theta[slice(None) if everywhere else 2, :, parameter] = 0.25
-    found = diagnose(theta)
-    assert (found.frozen, found.ess_min, found.ess_tail_min) == (
+    of_frozen = diagnose(theta)
+    assert (of_frozen.frozen, of_frozen.ess_min, of_frozen.ess_tail_min) == (
         tuple(frozen),
         0.0,
         0.0,
     )
-    assert found.rhat_max == (None if others is None else others.rhat_max)
+    assert of_frozen.rhat_max == (None if others is None else others.rhat_max)
     assert diagnose(draws(4, 200, 0)).frozen == ()
 
 
@@ -176,9 +180,13 @@ def test_frozen_parameters_are_warned_of(posterior):
     trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3)
     theta = np.array(trace.theta)
     theta[1, :, 3] = theta[1, 0, 3]
-    found = wflmc.evaluate(dataclasses.replace(trace, theta=theta), posterior)
-    assert (found.frozen, found.ess_min, found.ess_tail_min) == ((3,), 0.0, 0.0)
-    assert not missing_facts(text_of(found, "frozen-parameters"), (1, 3))
+    evaluation = wflmc.evaluate(dataclasses.replace(trace, theta=theta), posterior)
+    assert (evaluation.frozen, evaluation.ess_min, evaluation.ess_tail_min) == (
+        (3,),
+        0.0,
+        0.0,
+    )
+    assert not missing_facts(text_of(evaluation, "frozen-parameters"), (1, 3))
 
 
 @pytest.mark.parametrize(("chains", "memory"), [(3, 0.0), (20, 0.9)])
@@ -188,13 +196,13 @@ def test_the_floor_is_what_perfect_chains_show(chains, memory):
     for _ in range(25):
         shocks = generator.standard_normal((chains, 30, 2))
         shocks[:, 1:] *= np.sqrt(1 - memory**2)
-        for at in range(1, 30):
-            shocks[:, at] += memory * shocks[:, at - 1]
+        for round_index in range(1, 30):
+            shocks[:, round_index] += memory * shocks[:, round_index - 1]
         theta = TARGET.mean + shocks @ root.T
-        found = with_floor(estimate_w2_sq(theta, TARGET, resamples=2), theta, TARGET)
-        worst.append(found.worst)
-        floors.append(found.floor)
-        spreads.append(found.floor_sd)
+        estimate = with_floor(estimate_w2_sq(theta, TARGET, resamples=2), theta, TARGET)
+        worst.append(estimate.worst)
+        floors.append(estimate.floor)
+        spreads.append(estimate.floor_sd)
     error = np.hypot(np.std(worst) / 25**0.5, np.mean(spreads) / FLOOR_REPLICAS**0.5)
     assert abs(np.mean(worst) - np.mean(floors)) < 4 * error
     assert 0.4 < np.mean(spreads) / np.std(worst) < 2.5

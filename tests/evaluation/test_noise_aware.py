@@ -67,28 +67,33 @@ def conditioned(gram, prior, position, gradient, noise, extra, prior_mean=0.0):
 
 
 def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, trace):
-    made, told = wflmc.noise_aware(trace, posterior, draws=4000), trace.transcript
+    output, transcript = (
+        wflmc.noise_aware(trace, posterior, draws=4000),
+        trace.transcript,
+    )
     prior = np.eye(5)
     gram = posterior.hessian.sum(0) - prior
     for chain in (0, 7):
-        used = made.used[:, chain]
-        weight = (1 / told.noise[used, chain]) / (1 / told.noise[used, chain]).sum()
+        used = output.used[:, chain]
+        weight = (1 / transcript.noise[used, chain]) / (
+            1 / transcript.noise[used, chain]
+        ).sum()
         extra = np.sum((weight @ trace.plan.weight[used] - 1) ** 2) / 30
         parts = (
             np.asarray(values[used, chain], float)
-            for values in (told.position, told.gradient, told.noise)
+            for values in (transcript.position, transcript.gradient, transcript.noise)
         )
         mean, covariance = conditioned(gram, prior, *parts, extra)
-        np.testing.assert_allclose(made.mean[chain], mean, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(output.mean[chain], mean, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(
-            made.covariance[chain], covariance, rtol=1e-6, atol=1e-12
+            output.covariance[chain], covariance, rtol=1e-6, atol=1e-12
         )
         np.testing.assert_allclose(
-            np.cov(made.draws[chain].T), covariance, atol=0.1 * covariance.max()
+            np.cov(output.draws[chain].T), covariance, atol=0.1 * covariance.max()
         )
-        np.testing.assert_allclose(made.participation[chain], extra, atol=1e-9)
-    lower, upper = made.interval(0.9)
-    deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
+        np.testing.assert_allclose(output.participation[chain], extra, atol=1e-9)
+    lower, upper = output.interval(0.9)
+    deviation = np.sqrt(np.diagonal(output.covariance, axis1=1, axis2=2))
     np.testing.assert_allclose((upper - lower) / deviation, 2 * stats.norm.ppf(0.95))
 
 
@@ -146,12 +151,14 @@ def test_a_covariance_is_mapped_without_the_centre(posterior, trace, name):
 @full
 def test_noise_alone_moves_it_around_the_posterior(posterior, trace):
     """Over chains its mean errs by the noise that it states, with all its rounds or some of them."""
-    made = wflmc.noise_aware(trace, posterior)
+    output = wflmc.noise_aware(trace, posterior)
     hessian = posterior.hessian.sum(0)
-    error = (made.mean - posterior.exact.mean) @ hessian / np.sqrt(made.noise)[:, None]
+    error = (
+        (output.mean - posterior.exact.mean) @ hessian / np.sqrt(output.noise)[:, None]
+    )
     assert abs(np.mean(error**2) - 1) < 4 * np.sqrt(2 / error.size) + 0.05
     assert np.abs(error.mean(0)).max() < 4 / np.sqrt(len(error))
-    assert np.all(made.bias < 0.5)
+    assert np.all(output.bias < 0.5)
 
 
 def test_it_is_in_parameters_whatever_the_chain_moves_in(posterior):
@@ -159,21 +166,23 @@ def test_it_is_in_parameters_whatever_the_chain_moves_in(posterior):
     whitened = posterior.whitened(W)
     (plan,) = make_plans(whitened, 15)
     trace = wflmc.sample(jax.random.key(1), whitened, plan, 20, transcript=True)
-    made, told = wflmc.noise_aware(trace, whitened), trace.transcript
-    used, c = made.used[:, 3], 3
+    output, transcript = wflmc.noise_aware(trace, whitened), trace.transcript
+    used, c = output.used[:, 3], 3
     # Brute force in the coordinates of the chain, then moved.
     space = whitened.coordinates
     gram = whitened.hessian.sum(0) - space.precision
     parts = (
         np.asarray(values[used, c], float)
-        for values in (told.position, told.gradient, told.noise)
+        for values in (transcript.position, transcript.gradient, transcript.noise)
     )
-    mean, covariance = conditioned(gram, space.precision, *parts, made.participation[c])
-    np.testing.assert_allclose(made.mean[c], W.T @ mean, rtol=1e-5, atol=1e-8)
+    mean, covariance = conditioned(
+        gram, space.precision, *parts, output.participation[c]
+    )
+    np.testing.assert_allclose(output.mean[c], W.T @ mean, rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(
-        made.covariance[c], W.T @ covariance @ W, rtol=1e-5, atol=1e-9
+        output.covariance[c], W.T @ covariance @ W, rtol=1e-5, atol=1e-9
     )
-    assert np.abs(made.mean - posterior.exact.mean).mean() < 0.1
+    assert np.abs(output.mean - posterior.exact.mean).mean() < 0.1
 
 
 def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(
@@ -181,24 +190,24 @@ def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(
 ):
     rng = np.random.default_rng(0)
     gram, prior = 1200 * np.eye(5), np.eye(5)
-    moments, share = wflmc.Moments(gram, prior, 1200), np.full(30, 1 / 30)
+    moments, data_shares = wflmc.Moments(gram, prior, 1200), np.full(30, 1 / 30)
     for distance, tolerance in ((0.0, 0.01), (0.4, 0.05), (0.7, 0.1), (1.5, 0.04)):
         position = np.zeros((1, 1, 5))
         position[..., 0] = distance
-        one, zero = np.ones((1, 1)), np.zeros((1, 1, 5))
-        heard = conditioning._Reception(
-            position, zero, one, np.ones((1, 1, 30)), np.full(30, 30.0), share
+        unit, zero = np.ones((1, 1)), np.zeros((1, 1, 5))
+        reception = conditioning._Reception(
+            position, zero, unit, np.ones((1, 1, 30)), np.full(30, 30.0), data_shares
         )
-        clipped, bias = heard.clipping(moments, np.zeros((1, 5)))
+        clipped, bias = reception.clipping(moments, np.zeros((1, 5)))
         features = rng.standard_normal((4000, 40, 5))
         residual = features @ position[0, 0] + rng.standard_normal((4000, 40))
         gradient = np.einsum("kn,knm->km", residual, features) + position[0, 0] / 30
         length = np.linalg.norm(gradient, axis=1)
         assert clipped[0, 0] == pytest.approx(np.mean(length > 30), abs=tolerance)
-        lost = 30 * np.linalg.norm(
+        shortened = 30 * np.linalg.norm(
             np.mean(gradient * np.minimum(1, 30 / length)[:, None] - gradient, axis=0)
         )
-        assert lost < 1.1 * bias[0, 0] + 1
+        assert shortened < 1.1 * bias[0, 0] + 1
 
 
 @full
@@ -209,10 +218,10 @@ def test_rounds_that_are_clipped_are_left_out(posterior):
     trace = wflmc.sample(
         jax.random.key(2), posterior, plan, 20, transcript=True, keep_burn_in=True
     )
-    made = wflmc.noise_aware(trace, posterior)
+    output = wflmc.noise_aware(trace, posterior)
     rate = np.concatenate([trace.warmup_clip_rate, trace.clip_rate], axis=1).T
-    assert rate[~made.used].mean() > 0.8 > 0.05 > rate[made.used].mean()
-    assert made.used[30:].mean() > 0.95
+    assert rate[~output.used].mean() > 0.8 > 0.05 > rate[output.used].mean()
+    assert output.used[30:].mean() > 0.95
 
 
 @full
@@ -250,7 +259,7 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     theta, noise = rng.normal(0.5, 0.5, 8), 400.0
     received = (110 + 1) * theta - 70 - prior_mean + rng.normal(0, noise**0.5, 8)
     shape = (8, 1, 1)
-    told = Transcript(
+    transcript = Transcript(
         theta.reshape(shape),
         received.reshape(shape),
         np.full((8, 1), noise),
@@ -266,7 +275,7 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     plan = plan.with_rounds(weight=np.ones((8, 2)))
     trace = replace(
         wflmc.sample(jax.random.key(0), posterior, plan, 1),
-        transcript=told,
+        transcript=transcript,
         plans=(plan,),
     )
     moments = wflmc.Moments(
@@ -276,7 +285,7 @@ def test_uncertain_moments_against_a_grid(prior_mean):
         20.0,
         prior_linear=np.array([prior_mean]),
     )
-    made = wflmc.noise_aware(trace, moments, draws=10_000)
+    output = wflmc.noise_aware(trace, moments, draws=10_000)
     grid = np.linspace(1, 250, 500)
     prior = stats.norm.logpdf(grid, 100, 20)
     middle, V = received.mean(), noise / 8
@@ -295,8 +304,8 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     mean = (grid / (grid + V) * linear + prior_mean) / precision
     expected = chance @ mean
     variance = chance @ (1 / precision + mean**2) - expected**2
-    assert made.mean[0, 0] == pytest.approx(expected, abs=0.03 * variance**0.5)
-    assert made.covariance[0, 0, 0] == pytest.approx(variance, rel=0.05)
+    assert output.mean[0, 0] == pytest.approx(expected, abs=0.03 * variance**0.5)
+    assert output.covariance[0, 0, 0] == pytest.approx(variance, rel=0.05)
 
 
 @full
@@ -310,14 +319,14 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
         posterior, LINK, privacy, step_size=0.5 / posterior.L, burn_in=40, samples=40
     )
     trace = wflmc.sample(jax.random.key(1), posterior, plan, 12, transcript=True)
-    made = wflmc.noise_aware(trace, posterior)
+    output = wflmc.noise_aware(trace, posterior)
     law = wflmc.evaluation.wasserstein.laplace_law(posterior)
-    assert made.method == "local quadratic"
-    assert made.not_covered
+    assert output.method == "local quadratic"
+    assert output.not_covered
     assert wflmc.noise_aware(trace, posterior, public=True).not_covered == ()
-    deviation = np.sqrt(np.diagonal(made.covariance, axis1=1, axis2=2))
+    deviation = np.sqrt(np.diagonal(output.covariance, axis1=1, axis2=2))
     np.testing.assert_allclose(
-        (made.draws.mean(1) - made.mean) / deviation, 0, atol=5 / np.sqrt(1000)
+        (output.draws.mean(1) - output.mean) / deviation, 0, atol=5 / np.sqrt(1000)
     )
     moments = conditioning.moments_of(posterior, trace)
     total = jax.jacfwd(lambda theta: posterior.gradients(theta).sum(0))
@@ -326,11 +335,11 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
         moments.gram[3] + moments.prior, exact, atol=0.01 * exact.max()
     )
     far, near = (
-        np.mean((mean - law.mean) ** 2) for mean in (trace.theta.mean(1), made.mean)
+        np.mean((mean - law.mean) ** 2) for mean in (trace.theta.mean(1), output.mean)
     )
     spread = np.mean(np.diagonal(law.covariance))
     assert near < far + 0.3 * spread
-    lower, upper = made.interval(0.9)
+    lower, upper = output.interval(0.9)
     assert np.all(lower < upper)
 
 
@@ -528,8 +537,8 @@ def test_intervals_of_draws_hold_one_more_draw_as_often_as_they_say(level, fewes
     trials = 4000
     draws = rng.exponential(size=(trials, fewest + 1))
     lower, upper = conditioning.exchangeable_interval(draws[:, :-1], level)
-    share = np.mean((lower < draws[:, -1]) & (draws[:, -1] < upper))
-    assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / trials)
+    coverage = np.mean((lower < draws[:, -1]) & (draws[:, -1] < upper))
+    assert abs(coverage - level) < 4 * np.sqrt(level * (1 - level) / trials)
     with pytest.raises(wflmc.InputError) as refused:
         conditioning.exchangeable_interval(draws[:, 2:], level)
     assert refused.value.key == "draws"
@@ -651,8 +660,8 @@ def test_a_deviation_that_leaves_no_curvature_is_refused(posterior):
 @full
 def test_draws_go_to_arviz(posterior, trace):
     pytest.importorskip("arviz")
-    made = wflmc.noise_aware(trace, posterior, draws=50)
-    data = made.to_arviz().posterior
+    output = wflmc.noise_aware(trace, posterior, draws=50)
+    data = output.to_arviz().posterior
     assert data.theta.shape == (60, 50, 5)
     assert "private data" in data.attrs["not_covered"]
 
@@ -661,14 +670,14 @@ def test_draws_go_to_arviz(posterior, trace):
 def test_intervals_hold_what_they_say(posterior, epsilon):
     """Simulation-based calibration, with plans made for transcripts."""
     count = 2000 if FULL else 200
-    found = simulated_coverage(
+    coverage = simulated_coverage(
         jax.random.key(7), posterior, make_plans(posterior, epsilon, 5), count
     )
-    for level, share, error in zip(
-        (0.9, 0.5), found.noise_aware, found.error, strict=True
+    for level, covered, error in zip(
+        (0.9, 0.5), coverage.noise_aware, coverage.error, strict=True
     ):
-        assert abs(share - level) < 3 * error + 0.015
-    assert found.chain[0] != pytest.approx(0.9, abs=0.02) or epsilon > 8
+        assert abs(covered - level) < 3 * error + 0.015
+    assert coverage.chain[0] != pytest.approx(0.9, abs=0.02) or epsilon > 8
 
 
 @full
@@ -680,13 +689,13 @@ def test_public_moments_cover_too(posterior):
         np.sqrt(1200) * (1 + (2**0.5 - 1) * np.eye(5)),
     )
     count = 500 if FULL else 60
-    found = simulated_coverage(
+    coverage = simulated_coverage(
         jax.random.key(8), posterior, make_plans(posterior, 4, 5), count, guessed
     )
-    for level, share, error in zip(
-        (0.9, 0.5), found.noise_aware, found.error, strict=True
+    for level, covered, error in zip(
+        (0.9, 0.5), coverage.noise_aware, coverage.error, strict=True
     ):
-        assert abs(share - level) < 3 * error + 0.02
+        assert abs(covered - level) < 3 * error + 0.02
 
 
 def test_the_output_tells_a_changed_device_no_better_than_promised():
@@ -720,7 +729,8 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
     # Half of the trials choose the threshold, the others count; Clopper-Pearson at 99 %.
     half, best = trials // 2, -np.inf
     cuts = np.quantile(
-        np.concatenate([one[:half] for one in output]), np.linspace(0.02, 0.98, 49)
+        np.concatenate([statistic[:half] for statistic in output]),
+        np.linspace(0.02, 0.98, 49),
     )
     best = cuts[
         np.argmax(
@@ -730,7 +740,7 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
             ]
         )
     ]
-    hits, misses = (int(np.sum(one[half:] > best)) for one in output)
+    hits, misses = (int(np.sum(statistic[half:] > best)) for statistic in output)
     low = stats.beta.ppf(0.005, hits, half - hits + 1)
     high = stats.beta.ppf(0.995, misses + 1, half - misses)
     assert low - 0.01 <= np.exp(1.0) * high

@@ -37,14 +37,14 @@ def test_by_densities_written_out(data, posterior, monkeypatch):
     density = norm.pdf(y, loc=mean).mean(1)
     for chunk in (2**27, 1000):  # a few rows at a time
         monkeypatch.setattr("wflmc.evaluation.scores.CHUNK_BYTES", chunk)
-        found = regression_scores(posterior, theta, X, y)
-        np.testing.assert_allclose(found.nll, -np.log(density).mean(-1), rtol=1e-12)
+        scores = regression_scores(posterior, theta, X, y)
+        np.testing.assert_allclose(scores.nll, -np.log(density).mean(-1), rtol=1e-12)
         np.testing.assert_allclose(
-            found.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12
+            scores.rmse, np.sqrt(np.mean((mean.mean(1) - y) ** 2, axis=-1)), rtol=1e-12
         )
     # Draws are of the parameters, whatever the coordinates of the chain.
     elsewhere = regression_scores(posterior.whitened(), theta, X, y)
-    np.testing.assert_array_equal(elsewhere.nll, found.nll)
+    np.testing.assert_array_equal(elsewhere.nll, scores.nll)
 
 
 def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior):
@@ -54,11 +54,11 @@ def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior)
     theta = np.random.default_rng(2).multivariate_normal(
         law.mean, law.covariance, (chains, draws)
     )
-    found = regression_scores(posterior, theta, X, y)
+    scores = regression_scores(posterior, theta, X, y)
     wide = np.sqrt(1 + np.einsum("nd,de,ne->n", u, law.covariance, u))
     for values, wanted in (
-        (found.nll, -norm.logpdf(y, u @ law.mean, wide).mean()),
-        (found.rmse, np.sqrt(np.mean((u @ law.mean - y) ** 2))),
+        (scores.nll, -norm.logpdf(y, u @ law.mean, wide).mean()),
+        (scores.rmse, np.sqrt(np.mean((u @ law.mean - y) ** 2))),
     ):
         # Four standard errors, and the bias of a log.
         assert (
@@ -71,11 +71,13 @@ def test_evaluate(data, posterior):
     link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(8, 0.01, 30)
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=3, samples=4)
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 2)
-    found = wflmc.evaluate(trace, posterior, test=data[2:])
-    assert found.mean_scores["rmse"] == pytest.approx(float(found.scores.rmse.mean()))
+    evaluation = wflmc.evaluate(trace, posterior, test=data[2:])
+    assert evaluation.mean_scores["rmse"] == pytest.approx(
+        float(evaluation.scores.rmse.mean())
+    )
     assert (
-        f"RMSE {found.scores.rmse.mean():.4f}, NLL {found.scores.nll.mean():.4f}"
-        in str(found)
+        f"RMSE {evaluation.scores.rmse.mean():.4f}, NLL {evaluation.scores.nll.mean():.4f}"
+        in str(evaluation)
     )
     X, y = data[2:]
     for test in (

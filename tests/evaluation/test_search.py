@@ -88,8 +88,8 @@ def best_first(table, seed, tightness, highest=np.inf):
 def test_the_best_change_is_that_of_trying_all(tightness):
     for seed in range(400):
         table = random_table(seed)
-        found, _ = best_first(table, seed, tightness)
-        assert found == trying_all(table), seed
+        change, _ = best_first(table, seed, tightness)
+        assert change == trying_all(table), seed
 
 
 def test_a_result_brings_the_cost_below_the_highest():
@@ -98,10 +98,10 @@ def test_a_result_brings_the_cost_below_the_highest():
         table = random_table(seed)
         expected = trying_all(table)
         highest = float(np.random.default_rng(seed).uniform(0.1, 30))
-        found, _ = best_first(table, seed, 0.5, highest)
+        change, _ = best_first(table, seed, 0.5, highest)
         if expected is not None and expected.cost_after >= highest:
             expected = None
-        assert found == expected, seed
+        assert change == expected, seed
 
 
 def test_good_bounds_save_most_trials():
@@ -206,18 +206,18 @@ def test_trial_plans_are_plans_without_notices(seed):
         {},
     ):
         expected = plan_from(posterior, request.with_values(values))
-        found = replanner.trial(values).plan()
-        assert found.digest == expected.digest
-        assert found.notices == ()
+        trial = replanner.trial(values).plan()
+        assert trial.digest == expected.digest
+        assert trial.notices == ()
 
 
 def test_gains_that_are_drawn_once_are_those_of_the_link():
     link = wflmc.Link(channel.rayleigh(0.01, correlation=0.7), seed=3)
-    kept = dataclasses.replace(link, fading=drawn_once(link.fading))
+    drawn_link = dataclasses.replace(link, fading=drawn_once(link.fading))
     for rounds, seed in ((20, 3), (50, 3), (10, 3), (10, 4)):
         expected = dataclasses.replace(link, seed=seed).gains(rounds, 4)
-        found = dataclasses.replace(kept, seed=seed).gains(rounds, 4)
-        np.testing.assert_allclose(found, expected, rtol=1e-13)
+        gains = dataclasses.replace(drawn_link, seed=seed).gains(rounds, 4)
+        np.testing.assert_allclose(gains, expected, rtol=1e-13)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])

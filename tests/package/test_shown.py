@@ -116,11 +116,11 @@ def test_what_they_show():
         == "CustomPosterior(1 device, 6 examples, 2 parameters, mu=1, L=1e+12)"
     )
     assert repr(LINK) == "Link(fading=static, power=1, snr_db=40, seed=0)"
-    each = wflmc.Privacy(
+    by_device = wflmc.Privacy(
         [1, 2.5], 0.01, np.float32(30), unit="record", example_clip=np.int64(3)
     )
     shown = "Privacy(epsilon=1…2.5, delta=0.01, clip=30, accountant=exact, unit=record, example_clip=3, "
-    assert repr(each) == shown + "adjacency=replace)"
+    assert repr(by_device) == shown + "adjacency=replace)"
     assert repr(PLAN).startswith(
         "Plan(4 devices, 2 parameters, 7 rounds, 2 burn-in rounds, step_size="
     )

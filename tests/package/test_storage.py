@@ -141,10 +141,10 @@ def test_a_real_disk_that_is_full_and_then_enlarged(call, small, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = shutil.which("mount")
-    made = mount and subprocess.run(
+    mounted = mount and subprocess.run(
         [mount, "-t", "tmpfs", "-o", "size=72k", "tmpfs", disk], capture_output=True
     )
-    if not made or made.returncode:
+    if not mounted or mounted.returncode:
         pytest.skip("mounting a small disk needs the rights of root")
     try:
         folder = disk / "run"

@@ -69,22 +69,28 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("by_example", [False, True])
-@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("by_device", [False, True])
 @pytest.mark.parametrize("chains", [0, 3] if FULL else [3])
-def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chains):
+def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, chains):
     known, own = PAIRS[name]
     assert np.ptp(known.sizes) > 0
     K, m = known.devices, known.dim
-    theta = normal(chains or 1, *([K] if heard else []), m)
+    theta = normal(chains or 1, *([K] if by_device else []), m)
     weight, clip = jnp.linspace(0.0, 1.5, K), jnp.linspace(2.0, 60.0, K)
-    each = jnp.linspace(0.2, 3.0, K) if by_example else None
+    example_clip = jnp.linspace(0.2, 3.0, K) if by_example else None
 
     @jax.jit
     def of(posterior):
-        def one(at):
-            return posterior.clipped_sum(at, weight, clip, example_clip=each)
+        def sum_of_chain(position):
+            return posterior.clipped_sum(
+                position, weight, clip, example_clip=example_clip
+            )
 
-        return jax.vmap(one)(theta) if chains else one(jnp.asarray(theta[0]))
+        return (
+            jax.vmap(sum_of_chain)(theta)
+            if chains
+            else sum_of_chain(jnp.asarray(theta[0]))
+        )
 
     sums = of(known)
     for mine in (
@@ -92,8 +98,8 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, heard, chai
         own.on_accelerator(3, 1e9, by_example),
         replace(own, block=1).on_accelerator(3, 1.0, by_example),
     ):
-        for found, wanted in zip(of(mine), sums, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+        for actual, wanted in zip(of(mine), sums, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
@@ -101,20 +107,20 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
     arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
     for by_example in (False, True):
         # No key, and the clip of an example.
-        each = (None, jnp.full(7, 0.8)) if by_example else ()
-        whole = clipped_sum(own, *arguments, *each)
+        record_arguments = (None, jnp.full(7, 0.8)) if by_example else ()
+        whole = clipped_sum(own, *arguments, *record_arguments)
         monkeypatch.setattr(
             "wflmc.posterior.custom.posterior.MAX_EXAMPLE_BYTES",
             3 * own._bytes_per_example(by_example),
         )
-        few = own.on_accelerator(1, 1e9, by_example)
-        assert few.example_block == 3
-        assert jax.tree.leaves(few.data)[0].shape[1] % 3 == 0
+        blocked = own.on_accelerator(1, 1e9, by_example)
+        assert blocked.example_block == 3
+        assert jax.tree.leaves(blocked.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
-        for found, wanted in zip(
-            clipped_sum(few, *arguments, *each), whole, strict=True
+        for actual, wanted in zip(
+            clipped_sum(blocked, *arguments, *record_arguments), whole, strict=True
         ):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -127,11 +133,11 @@ def test_gradients_norms_and_single_devices(name):
     np.testing.assert_allclose(
         own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5
     )
-    one = jnp.ones(1)
+    ones = jnp.ones(1)
     for index in (0, known.devices - 1):
-        found = clipped_sum(own.device(index), theta[0], one, 5 * one)
-        wanted = clipped_sum(known.device(index), theta[0], one, 5 * one)
-        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+        actual = clipped_sum(own.device(index), theta[0], ones, 5 * ones)
+        wanted = clipped_sum(known.device(index), theta[0], ones, 5 * ones)
+        np.testing.assert_allclose(actual[0], wanted[0], rtol=1e-4, atol=1e-4)
 
 
 def test_estimates_are_the_hessians_eigenvalues():
@@ -305,13 +311,13 @@ def test_batches_keep_the_clip_and_are_unbiased():
     theta = normal(own.dim)
     K = own.devices
     keys = jax.random.split(KEY, 5_000)
-    at = jnp.zeros(K).at[2].set(1.0)
+    selected = jnp.zeros(K).at[2].set(1.0)
 
     @jax.jit
     def sent(posterior, keys, limit=None):
         return jax.vmap(
             lambda key: posterior.clipped_sum(
-                theta, at, jnp.full(K, jnp.inf), key, limit
+                theta, selected, jnp.full(K, jnp.inf), key, limit
             )[0]
         )(keys)
 
@@ -325,8 +331,8 @@ def test_batches_keep_the_clip_and_are_unbiased():
     u, v = (np.array(values) for values in own.data)
     u[2, 0], v[2, 0] = 50.0, -1e3
     other = replace(own, data=(u, v))
-    apart = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
-    change = np.linalg.norm(apart[0] - apart[1], axis=1)
+    neighbour_sums = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
+    change = np.linalg.norm(neighbour_sums[0] - neighbour_sums[1], axis=1)
     assert 0 < change.max() <= 2 * c * (1 + 1e-4)
     assert (change == 0).any()  # not always drawn
     scale = np.maximum(own.sizes / 3, 1)
@@ -337,14 +343,14 @@ def test_batches_keep_the_clip_and_are_unbiased():
 
 
 def test_batches_of_all_examples_are_no_batches():
-    many, whole = (
+    batched, whole = (
         as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000),
         as_own(GAUSSIAN, mu=1.0, L=90.0),
     )
     plan = wflmc.plan(
         whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5
     )
-    traces = [wflmc.sample(KEY, p, plan, chains=2).theta for p in (many, whole)]
+    traces = [wflmc.sample(KEY, p, plan, chains=2).theta for p in (batched, whole)]
     np.testing.assert_array_equal(*traces)
 
 
@@ -390,13 +396,13 @@ def test_compiled_code_is_shared_by_equal_models():
             devices=2,
         )
 
-    one, same, other = make(0.5), make(0.5), make(0.7)
-    assert one.model == same.model
-    assert hash(one.model) == hash(same.model)
-    assert one.model != other.model
+    first, same, other = make(0.5), make(0.5), make(0.7)
+    assert first.model == same.model
+    assert hash(first.model) == hash(same.model)
+    assert first.model != other.model
     array = [make(np.array([scale]).sum()) for scale in (0.5, 0.7)]
     assert array[0].model != array[1].model
-    assert jax.tree.structure(one) == jax.tree.structure(same)
+    assert jax.tree.structure(first) == jax.tree.structure(same)
 
 
 def test_runs_have_names_that_last():
@@ -425,9 +431,9 @@ def test_runs_have_names_that_last():
 
 def test_what_is_around_a_model_may_change_later():
     """Three functions that share a variable: each runs with the value that it had when the posterior was made."""
-    data, made = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
+    data, posteriors = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
     for scale in (1.0, 2.0, 3.0):
-        made.append(
+        posteriors.append(
             wflmc.posterior_from(
                 lambda p, e: -0.5 * (scale * e - p["m"]) ** 2,  # noqa: B023
                 lambda p: -0.5 * p["m"] ** 2,
@@ -436,10 +442,12 @@ def test_what_is_around_a_model_may_change_later():
                 devices=4,
             )
         )
-    assert len({one.model.name for one in made}) == 3
-    for scale, one in zip((1.0, 2.0, 3.0), made, strict=True):
-        np.testing.assert_allclose(one.laplace[0], scale * data.sum() / 21, rtol=1e-5)
-        gradient = clipped_sum(one, jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[0]
+    assert len({built.model.name for built in posteriors}) == 3
+    for scale, built in zip((1.0, 2.0, 3.0), posteriors, strict=True):
+        np.testing.assert_allclose(built.laplace[0], scale * data.sum() / 21, rtol=1e-5)
+        gradient = clipped_sum(built, jnp.zeros(1), jnp.ones(4), jnp.full(4, jnp.inf))[
+            0
+        ]
         np.testing.assert_allclose(gradient, -scale * data.sum(), rtol=1e-5)
 
 
@@ -473,8 +481,8 @@ def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_ar
         "policy": wflmc.Policy(objective="exact"),
     }
     plans = [
-        wflmc.plan(each, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how)
-        for each in (known, own)
+        wflmc.plan(model, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how)
+        for model in (known, own)
     ]
     assert plans[1].objective == pytest.approx(plans[0].objective, rel=1e-3)
     np.testing.assert_allclose(plans[1].gain, plans[0].gain, rtol=1e-2)
@@ -505,26 +513,28 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
     def sums():
         ready = own.on_accelerator(3, 2**20, True)
         return jax.vmap(
-            lambda at: ready.unrounded_sum(at, weight, clip, example_clip=most)
+            lambda position: ready.unrounded_sum(
+                position, weight, clip, example_clip=most
+            )
         )(theta)
 
     together, norms = sums()
     monkeypatch.setattr(custom, "CPU_CACHE_BYTES", 0)  # no cache holds anything
     assert own._is_large_device == (jax.default_backend() == "cpu")
-    apart, others = sums()
-    np.testing.assert_allclose(apart.double, together.double, rtol=1e-5, atol=1e-6)
+    one_by_one, others = sums()
+    np.testing.assert_allclose(one_by_one.double, together.double, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(others, norms, rtol=1e-5)
     assert np.isnan(norms[:, 0]).all()
-    for at, found in zip(theta, together.double, strict=True):
+    for position, actual in zip(theta, together.double, strict=True):
         records = []
         for device in range(4):
             rows = {name: values[device] for name, values in own.data.items()}
-            each = -np.asarray(
-                jax.vmap(jax.grad(likelihood), (None, 0))(at, rows), float
+            record_gradients = -np.asarray(
+                jax.vmap(jax.grad(likelihood), (None, 0))(position, rows), float
             )
-            records.append(each[np.isfinite(each).all(1)])
-        prior_share = 2 * at / 4
+            records.append(record_gradients[np.isfinite(record_gradients).all(1)])
+        prior_share = 2 * position / 4
         wanted = reference.record_clipped_sum(
             records, prior_share, weight=weight, clip=clip, example_clip=most
         )
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)

@@ -124,7 +124,7 @@ def test_made_right():
 def test_a_mu_that_is_l():
     """Here mu is L, and float32 must not refuse what is known."""
     known = float(X[:, 0] @ X[:, 0]) + 1
-    made = wflmc.posterior_from(
+    posterior = wflmc.posterior_from(
         lambda t, e: -0.5 * (t * e) ** 2,
         lambda t: -0.5 * t**2,
         X[:, 0],
@@ -132,30 +132,30 @@ def test_a_mu_that_is_l():
         devices=4,
         mu=known,
     )
-    assert made.mu <= made.L == pytest.approx(known, rel=1e-5)
+    assert posterior.mu <= posterior.L == pytest.approx(known, rel=1e-5)
 
 
 def test_a_cost_that_is_convex_at_the_mode_alone():
     counts = np.random.default_rng(0).negative_binomial(30, 0.5, 40)
-    made = make(negative_binomial, lambda t: -0.05 * t @ t, (X, counts))
-    assert made.mu == made.laplace[1].min() > 0
-    assert made.estimated[0].startswith(
+    posterior = make(negative_binomial, lambda t: -0.05 * t @ t, (X, counts))
+    assert posterior.mu == posterior.laplace[1].min() > 0
+    assert posterior.estimated[0].startswith(
         "mu (at the mode alone: at the start the least eigenvalue is -"
     )
-    assert made.estimated[1] == "L"  # plans warn of these by name
+    assert posterior.estimated[1] == "L"  # plans warn of these by name
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_a_mode_as_good_as_float32_has_it(offset):
     """A cost whose constant hides its slopes from float32 is no failed search; nor is a start at the mode."""
-    found = make(lambda t, e: gaussian_likelihood(t, e) - offset)
+    first = make(lambda t, e: gaussian_likelihood(t, e) - offset)
     again = make(
-        lambda t, e: gaussian_likelihood(t, e) - offset, initial=found.laplace[0]
+        lambda t, e: gaussian_likelihood(t, e) - offset, initial=first.laplace[0]
     )
     exact = np.linalg.solve(X.T @ X + np.eye(2), X.T @ Y)
-    for made in (found, again):
+    for posterior in (first, again):
         np.testing.assert_allclose(
-            made.laplace[0], exact, atol=1e-3 if not offset else 0.5
+            posterior.laplace[0], exact, atol=1e-3 if not offset else 0.5
         )
 
 
@@ -176,9 +176,9 @@ def test_names_of_axes_are_free_for_parameters():
 
 
 def test_what_draws_outcomes_takes_a_key():
-    asked = outcomes.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
+    options = outcomes.ArvizOptions(make(mu=1.0, L=90.0), predictive=lambda p, e: e[1])
     with raises_input_error("predictive", "key, parameters, example"):
-        outcomes.outcome_groups(np.zeros((1, 2, 2)), asked)
+        outcomes.outcome_groups(np.zeros((1, 2, 2)), options)
 
 
 def test_words_cross_process_borders():

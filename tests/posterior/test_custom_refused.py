@@ -73,7 +73,7 @@ def test_parameters_of_a_module_are_taken():
         return gaussian_prior(module.weight)
 
     data = GAUSSIAN.features[:, 0], GAUSSIAN.target[:, 0]
-    made = wflmc.posterior_from(
+    posterior = wflmc.posterior_from(
         likelihood,
         prior,
         data,
@@ -82,7 +82,7 @@ def test_parameters_of_a_module_are_taken():
         mu=1.0,
         L=1e3,
     )
-    assert isinstance(made.unflatten(np.ones(5)), Module)
+    assert isinstance(posterior.unflatten(np.ones(5)), Module)
 
 
 def failing(theta, example):

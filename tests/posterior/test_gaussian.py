@@ -32,7 +32,7 @@ def data(seed=0, examples=60, dim=3):
 def test_gradients_are_those_of_the_log_density(prior_std):
     """Against automatic differentiation of each device's −log p(D_k|θ) − log p(θ)/K."""
     X, y = data()
-    made = wflmc.gaussian_regression(
+    posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=4, X=X, y=y, partition="blocks", prior_std=prior_std
     )
     theta = jnp.array([0.3, -1.0, 2.0])
@@ -46,24 +46,28 @@ def test_gradients_are_those_of_the_log_density(prior_std):
     expected = np.stack(
         [jax.grad(cost)(theta, jnp.asarray(u), jnp.asarray(v)) for u, v in blocks]
     )
-    total, norm = made.clipped_sum(theta, jnp.ones(4), jnp.full(4, jnp.inf))
+    total, norm = posterior.clipped_sum(theta, jnp.ones(4), jnp.full(4, jnp.inf))
     np.testing.assert_allclose(total, expected.sum(0), rtol=1e-5)
     np.testing.assert_allclose(norm, np.linalg.norm(expected, axis=1), rtol=1e-5)
     for k in range(4):
-        alone, _ = made.device(k).clipped_sum(theta, jnp.ones(1), jnp.full(1, jnp.inf))
+        alone, _ = posterior.device(k).clipped_sum(
+            theta, jnp.ones(1), jnp.full(1, jnp.inf)
+        )
         np.testing.assert_allclose(alone, expected[k], rtol=1e-5)
 
 
 def test_clipping_by_hand():
     """Each device's gradient is scaled onto the ball, the weights act after it, and silent devices are silent."""
     X, y = data()
-    made = wflmc.gaussian_regression(jax.random.key(0), devices=4, X=X, y=y)
+    posterior = wflmc.gaussian_regression(jax.random.key(0), devices=4, X=X, y=y)
     theta = jnp.array([0.3, -1.0, 2.0])
-    gradient = np.asarray(made.hessian @ theta - made.linear)
+    gradient = np.asarray(posterior.hessian @ theta - posterior.linear)
     norm = np.linalg.norm(gradient, axis=1)
     clip = np.array([norm[0] / 2, norm[1] * 2, norm[2] / 10, norm[3]])
     weight = np.array([2.0, 1.5, 0.0, 1.0])
-    total, reported = made.clipped_sum(theta, jnp.asarray(weight), jnp.asarray(clip))
+    total, reported = posterior.clipped_sum(
+        theta, jnp.asarray(weight), jnp.asarray(clip)
+    )
     expected = 2.0 * gradient[0] / 2 + 1.5 * gradient[1] + gradient[3]
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     np.testing.assert_allclose(reported, norm, rtol=1e-5)
@@ -74,15 +78,17 @@ def test_constants_and_posterior_do_not_depend_on_the_partition():
     reference = np.linalg.solve(X.T @ X + np.eye(3), X.T @ y)
     eigenvalues = np.linalg.eigvalsh(X.T @ X + np.eye(3))
     for rule in RULES:
-        made = wflmc.gaussian_regression(
+        posterior = wflmc.gaussian_regression(
             jax.random.key(3), devices=7, X=X, y=y, partition=rule
         )
-        np.testing.assert_allclose(made.mean, reference, rtol=1e-10)
+        np.testing.assert_allclose(posterior.mean, reference, rtol=1e-10)
         np.testing.assert_allclose(
-            made.covariance, np.linalg.inv(X.T @ X + np.eye(3)), rtol=1e-10
+            posterior.covariance, np.linalg.inv(X.T @ X + np.eye(3)), rtol=1e-10
         )
-        assert (made.mu, made.L) == pytest.approx((eigenvalues[0], eigenvalues[-1]))
-        assert made.sizes.sum() == 60
+        assert (posterior.mu, posterior.L) == pytest.approx(
+            (eigenvalues[0], eigenvalues[-1])
+        )
+        assert posterior.sizes.sum() == 60
 
 
 def test_authors_data(paper_posterior):
@@ -94,13 +100,15 @@ def test_authors_data(paper_posterior):
 def test_the_prior_is_the_start():
     """W2² between N(0, s² I) and the posterior by hand, and draws with that spread."""
     X, y = data()
-    made = wflmc.gaussian_regression(
+    posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=3, X=X, y=y, prior_std=0.4
     )
-    spread = np.sqrt(np.linalg.eigvalsh(made.covariance))
-    expected = np.sum(made.mean**2) + np.sum((0.4 - spread) ** 2)
-    assert made.initial_w2_sq() == pytest.approx(expected, rel=1e-9)
-    draws = jax.vmap(made.draw_initial)(jax.random.split(jax.random.key(1), 20_000))
+    spread = np.sqrt(np.linalg.eigvalsh(posterior.covariance))
+    expected = np.sum(posterior.mean**2) + np.sum((0.4 - spread) ** 2)
+    assert posterior.initial_w2_sq() == pytest.approx(expected, rel=1e-9)
+    draws = jax.vmap(posterior.draw_initial)(
+        jax.random.split(jax.random.key(1), 20_000)
+    )
     assert np.std(np.asarray(draws, dtype=float)) == pytest.approx(
         0.4, rel=4 / np.sqrt(2 * 60_000)
     )
@@ -120,35 +128,37 @@ def test_streams_of_one_seed_are_apart():
     np.testing.assert_allclose(
         np.stack([h.real, h.imag], -1).ravel() * np.sqrt(2), draws["channel"]
     )
-    made = wflmc.gaussian_regression(key, devices=1, examples=1, dim=4)
+    posterior = wflmc.gaussian_regression(key, devices=1, examples=1, dim=4)
     # The stream begins with θ*[4], then u[4]; its outer product and 1 make the Hessian.
     features = host_generator(key, "data").standard_normal(8)[4:]
     np.testing.assert_allclose(
-        made.hessian[0], np.outer(features, features) + np.eye(4)
+        posterior.hessian[0], np.outer(features, features) + np.eye(4)
     )
 
 
 def test_overflow_is_reported_as_infinite():
     """A chain that stretches errors diverges; its law must not break the linear algebra."""
-    made = wflmc.gaussian_regression(
+    posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=4, examples=40, dim=3, partition="by-label"
     )
     weight = np.zeros((4000, 4))
     weight[:, 0] = 400.0
-    law = made.law(np.full(4000, 1.0), weight, np.ones(4000))
-    distance = w2_squared(law, made.exact)
+    law = posterior.law(np.full(4000, 1.0), weight, np.ones(4000))
+    distance = w2_squared(law, posterior.exact)
     assert np.isinf(distance[-1])
     assert np.isfinite(distance[0])
-    assert made.expansion(1.0, weight) > 1
-    assert made.expansion(1.9 / made.L, np.ones((1, 4))) < 1
+    assert posterior.expansion(1.0, weight) > 1
+    assert posterior.expansion(1.9 / posterior.L, np.ones((1, 4))) < 1
 
 
 def test_synthetic_data_follow_the_recipe():
-    made = wflmc.gaussian_regression(jax.random.key(5), examples=200_000, devices=3)
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(5), examples=200_000, devices=3
+    )
     truth = np.array([0.071, -0.518, 0.9342, 0.7198, 0.4676])
-    assert np.all(np.abs(made.mean - truth) < 4.5 / np.sqrt(200_000))
+    assert np.all(np.abs(posterior.mean - truth) < 4.5 / np.sqrt(200_000))
     np.testing.assert_allclose(
-        made.hessian.sum(0) / 200_000, np.eye(5), atol=5 * np.sqrt(2 / 200_000)
+        posterior.hessian.sum(0) / 200_000, np.eye(5), atol=5 * np.sqrt(2 / 200_000)
     )
     other = wflmc.gaussian_regression(jax.random.key(6), examples=200, devices=3)
     assert not np.allclose(
@@ -168,11 +178,11 @@ def test_partition_leaves_the_data_alone():
 
 def test_intercept_adds_a_parameter():
     X, y = data()
-    made = wflmc.gaussian_regression(
+    posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=3, X=X, y=y + 5, intercept=True
     )
-    assert made.dim == 4
-    assert made.mean[-1] == pytest.approx(5, abs=0.6)
+    assert posterior.dim == 4
+    assert posterior.mean[-1] == pytest.approx(5, abs=0.6)
 
 
 @given(
@@ -214,14 +224,14 @@ def test_what_each_partition_means():
 
     def classes_per_device(rule):
         owner = assign(rule, labels, 10, generator)
-        shares = np.stack(
+        label_fractions = np.stack(
             [
                 np.bincount(labels[owner == k].astype(int), minlength=10)
                 / np.sum(owner == k)
                 for k in range(10)
             ]
         )
-        return np.mean(1 / np.sum(shares**2, axis=1))
+        return np.mean(1 / np.sum(label_fractions**2, axis=1))
 
     assert (
         classes_per_device("dirichlet:0.05")

@@ -37,8 +37,10 @@ def held_by(posterior, X):
 def cost(theta, rows, labels, held, devices, prior_std):
     """f_k = −log p(D_k|θ) − log p(θ)/K of the rows that are held, written out."""
     logits = rows @ theta.reshape(-1, rows.shape[1]).T
-    each = jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels]
-    return -jnp.sum(held * each) + 0.5 * jnp.sum(theta**2) / (devices * prior_std**2)
+    log_likelihoods = jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels]
+    return -jnp.sum(held * log_likelihoods) + 0.5 * jnp.sum(theta**2) / (
+        devices * prior_std**2
+    )
 
 
 gradient_of_cost = jax.jit(jax.grad(cost))
@@ -94,7 +96,7 @@ def test_gradients_of_logits_of_any_size(size, block):
     ]
     columns = softmax_sums.columns_of(jnp.asarray(theta), 4)
     compiled = jax.jit(softmax_sums.likelihood_gradients)
-    found = np.concatenate(
+    actual = np.concatenate(
         [compiled(*data, columns) for data in zip(*held, strict=True)]
     )
     rows = np.asarray(posterior.features, np.float64)
@@ -110,7 +112,7 @@ def test_gradients_of_logits_of_any_size(size, block):
     wanted = np.einsum("knd,kncx->kdcx", rows, residual)
     # A logit of float32 is off by some 2⁻²³ of its size, and a probability by a quarter of that.
     np.testing.assert_allclose(
-        found, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20
+        actual, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20
     )
 
 
@@ -126,14 +128,14 @@ def test_chains_together_are_chains_one_by_one():
         posterior, theta, weight[0], clip[0]
     )
     for c in range(7):
-        for found, wanted in zip(
+        for actual, wanted in zip(
             together, clipped_sum(posterior, theta[c], weight[c], clip[c]), strict=True
         ):
-            np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
-        for found, wanted in zip(
+            np.testing.assert_allclose(actual[c], wanted, rtol=1e-4, atol=1e-4)
+        for actual, wanted in zip(
             shared, clipped_sum(posterior, theta[c], weight[0], clip[0]), strict=True
         ):
-            np.testing.assert_allclose(found[c], wanted, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(actual[c], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_chains_that_no_cache_holds_are_taken_some_at_a_time():
@@ -170,7 +172,7 @@ def results_of(jaxpr):
 def test_memory_does_not_grow_with_the_devices(rows):
     """No array of [chains, devices, m] is made: what is larger with more devices are the data and the norms."""
 
-    def made(devices):
+    def memory_of(devices):
         posterior = wflmc.softmax_regression(
             jax.random.key(0),
             devices,
@@ -187,10 +189,10 @@ def test_memory_does_not_grow_with_the_devices(rows):
         every = jax.make_jaxpr(jax.vmap(posterior.gradients))(arguments[0])
         return max(results_of(sums.jaxpr)), max(results_of(every.jaxpr))
 
-    few, many = made(10), made(200)
-    assert many[0] - few[0] < 0.1 * 50 * 200 * 100
+    ten_devices, many_devices = memory_of(10), memory_of(200)
+    assert many_devices[0] - ten_devices[0] < 0.1 * 50 * 200 * 100
     # Were every device's gradient of every chain formed, the test would see it.
-    assert many[1] == 50 * 200 * 100
+    assert many_devices[1] == 50 * 200 * 100
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 3), st.floats(0.1, 5))
@@ -301,13 +303,13 @@ def test_predictions_are_means_over_draws():
         .astype(np.float32)
     )
     features = np.random.default_rng(1).standard_normal((1030, 3))
-    found = posterior.predict(theta, features)
+    predicted = posterior.predict(theta, features)
     logits = np.einsum(
         "nd,abcd->abnc", features, theta.reshape(5, 6, 4, 3).astype(float)
     )
     p = np.exp(logits)
     p /= p.sum(-1, keepdims=True)
-    np.testing.assert_allclose(found, p.mean(1), atol=1e-5)
+    np.testing.assert_allclose(predicted, p.mean(1), atol=1e-5)
 
 
 def test_synthetic_labels_follow_the_model():
@@ -340,9 +342,9 @@ def test_synthetic_labels_follow_the_model():
     ],
 )
 def test_bad_input(keywords, key):
-    given = {"X": np.ones((3, 2)), "y": [0, 1, 2], **keywords}
+    arguments = {"X": np.ones((3, 2)), "y": [0, 1, 2], **keywords}
     with pytest.raises(InputError) as caught:
-        wflmc.softmax_regression(jax.random.key(0), 2, **given)
+        wflmc.softmax_regression(jax.random.key(0), 2, **arguments)
     assert caught.value.key == key
 
 
@@ -359,12 +361,12 @@ def test_a_posterior_for_each_chain(examples):
         lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *both
     )
     theta, weight, clip = jnp.ones((2, 12)), jnp.ones(2), jnp.full(2, 3.0)
-    found = jax.jit(jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip)))(
+    actual = jax.jit(jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip)))(
         stacked, theta
     )
     for c, posterior in enumerate(both):
         for part, wanted in zip(
-            found, clipped_sum(posterior, theta[c], weight, clip), strict=True
+            actual, clipped_sum(posterior, theta[c], weight, clip), strict=True
         ):
             np.testing.assert_allclose(part[c], wanted, rtol=1e-4, atol=1e-5)
 
@@ -407,8 +409,8 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
         np.full(2, 0.7),
     )
     sums = [
-        clipped_sum(one, theta, weight, clip, example_clip=example_clip)[0]
-        for one in (posterior, held)
+        clipped_sum(model, theta, weight, clip, example_clip=example_clip)[0]
+        for model in (posterior, held)
     ]
     records = reference.softmax_record_gradients(theta, X, y, classes=4).reshape(
         2, rows, -1
@@ -416,7 +418,7 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
     wanted = reference.record_clipped_sum(
         records, theta / 2, weight=weight, clip=clip, example_clip=example_clip
     )
-    for found in sums:
+    for actual in sums:
         np.testing.assert_allclose(
-            found, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max()
+            actual, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max()
         )

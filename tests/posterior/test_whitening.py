@@ -192,14 +192,14 @@ def test_examples_are_clipped_in_the_chain_coordinates():
             norms.append(np.linalg.norm(gradient))
             total += gradient * min(1, c / norms[-1])
     total += (phi.reshape(3, -1) @ other.coordinates.precision).ravel()
-    found, _ = clipped_sum(
+    actual, _ = clipped_sum(
         other,
         jnp.asarray(phi),
         jnp.ones(5),
         jnp.full(5, jnp.inf),
         example_clip=jnp.full(5, c),
     )
-    np.testing.assert_allclose(found, total, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(actual, total, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(other.example_norms(theta), norms, rtol=1e-6)
 
 

@@ -66,12 +66,12 @@ class Visit(NamedTuple):
 
 def browser() -> str:
     """The program, or a skipped test."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if program is None:
         pytest.skip(
             "no Chromium on this machine to open pages with: make browser installs it"
         )
-    return found
+    return program
 
 
 def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
@@ -91,20 +91,22 @@ def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False
     )
-    found = re.search(
+    match = re.search(
         r'<script type="application/json" id="answer">(.*?)</script>',
         done.stdout,
         flags=re.S,
     )
-    assert found, f"the page did not answer: {done.stderr[-2000:]}"
-    said = json.loads(found[1])
+    assert match, f"the page did not answer: {done.stderr[-2000:]}"
+    said = json.loads(match[1])
     return Visit(said["answer"], said["complaints"], _requests(log))
 
 
 def _requests(log: Path) -> set[str]:
     """Addresses that a document asked for; what the browser asks for itself has no origin."""
     events = json.loads(log.read_text(encoding="utf-8"))["events"]
-    asked = [
+    requests = [
         event["params"] for event in events if "initiator" in event.get("params", {})
     ]
-    return {params["url"] for params in asked if params["initiator"] != "not an origin"}
+    return {
+        params["url"] for params in requests if params["initiator"] != "not an origin"
+    }

@@ -28,13 +28,13 @@ class Page(HTMLParser):
         return " ".join("".join(self._texts).split())
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.attributes |= set(found)
-        if {"data-key", "data-value"} <= set(found):
-            self.values[found["data-key"]] = (
-                float(found["data-value"]) if found["data-value"] else None
+        values = dict(attrs)
+        self.attributes |= set(values)
+        if {"data-key", "data-value"} <= set(values):
+            self.values[values["data-key"]] = (
+                float(values["data-value"]) if values["data-value"] else None
             )
-        self._into = found.get("data-for", "") if tag in ("script", "style") else None
+        self._into = values.get("data-for", "") if tag in ("script", "style") else None
 
     def handle_data(self, data):
         if self._into is None:
@@ -51,10 +51,10 @@ class Page(HTMLParser):
 
     def curve(self, figure, name):
         """The trace of a figure by its name."""
-        (found,) = (
+        (matching,) = (
             trace for trace in self.drawings[figure][0] if trace.get("name") == name
         )
-        return found
+        return matching
 
 
 def in_browser(page, folder):
@@ -72,7 +72,7 @@ def in_browser(page, folder):
         for line in log.read_text().splitlines()
         if '"network_isolation_key":"file://' in line
     ]
-    asked = [
+    addresses = [
         address
         for line in lines
         for address in re.findall(r'"url":"((?!file:|data:|blob:)[^"]*)"', line)
@@ -80,18 +80,18 @@ def in_browser(page, folder):
     return (
         done.stdout,
         [line for line in done.stderr.splitlines() if "CONSOLE" in line],
-        asked,
+        addresses,
     )
 
 
 def check_in_browser(page, folder):
     """Every figure is drawn, nothing is complained about, and nothing but the file is asked for."""
-    document, console, asked = in_browser(page, folder)
+    document, console, addresses = in_browser(page, folder)
     wanted = page.count('<div class="plot"')
     assert document.count('class="plot js-plotly-plot"') == wanted > 0
     assert document.count('<svg class="main-svg"') >= wanted
     assert 'data-title="Zoom"' in document
     assert 'data-title="Share chart' not in document  # which would upload it
     assert console == []
-    assert asked == []
+    assert addresses == []
     return document

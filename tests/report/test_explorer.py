@@ -169,10 +169,10 @@ def tour(page):
     points = json.dumps(
         [[[key, str(value)] for key, value in point] for point in positions()]
     )
-    given = f"const POINTS = {points}, XS = {json.dumps(XS)}, MISTAKES = {json.dumps(list(MISTAKES))};"
-    found = visit(page, HELPERS + given + TOUR)
-    assert found.complaints == []
-    return SimpleNamespace(requests=found.requests, **found.answer)
+    constants = f"const POINTS = {points}, XS = {json.dumps(XS)}, MISTAKES = {json.dumps(list(MISTAKES))};"
+    visited = visit(page, HELPERS + constants + TOUR)
+    assert visited.complaints == []
+    return SimpleNamespace(requests=visited.requests, **visited.answer)
 
 
 def planned(text, folder, **policy):
@@ -223,8 +223,10 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
         error = discretization_error(plan.step_size[:1], plan.L, plan.dim)[0]
         close(values["floor"], constants.kappa * error / (1 - constants.rho**2))
         sensitivity = plan.privacy.sensitivity(1)[0]
-        share = plan.privacy.budget(1)[0] / (2 * sensitivity**2) / len(plan.rounds)
-        close(values["dp_share"], np.sqrt(share * plan.noise_power))
+        round_budget = (
+            plan.privacy.budget(1)[0] / (2 * sensitivity**2) / len(plan.rounds)
+        )
+        close(values["dp_share"], np.sqrt(round_budget * plan.noise_power))
         large_steps += plan.step_size[0] > 2 / (plan.mu + plan.L)
         close(values["power_cap"], plan.gain[0] / np.sqrt(plan.power_share[0]))
         energy = np.sum((plan.gain[:, None] * plan.clip) ** 2) / point["state"]["power"]
@@ -251,26 +253,26 @@ def test_the_map_turns_where_theorem_1_does(tour):
     for point in tour.points[:: count(4, 1)]:
         state, axis = point["state"], point["state"]["map_axis"]
         for row in point["map"]["rows"][:: count(12, 5)]:
-            at = SimpleNamespace(**{**state, axis: row["y"]})
-            example = at.example_clip if at.unit == "record" else None
+            setting = SimpleNamespace(**{**state, axis: row["y"]})
+            example = setting.example_clip if setting.unit == "record" else None
             promise = wflmc.Privacy(
                 1,
                 0.1,
-                at.clip,
-                unit=at.unit,
+                setting.clip,
+                unit=setting.unit,
                 example_clip=example,
-                adjacency=at.adjacency,
+                adjacency=setting.adjacency,
             )
             reach = promise.sensitivity(1)[0]
-            budget = explorer.ACCOUNTANTS[at.accountant].budget(
-                np.asarray(at.epsilon), np.asarray(at.delta)
+            budget = explorer.ACCOUNTANTS[setting.accountant].budget(
+                np.asarray(setting.epsilon), np.asarray(setting.delta)
             )
-            share = budget / (2 * reach**2 * at.rounds)
+            round_budget = budget / (2 * reach**2 * setting.rounds)
             snr = np.array([row["edge"] - 1e-6, row["edge"] + 1e-6])
-            power = at.dim * 10 ** (snr / 10) * at.power / at.clip**2
-            if abs(np.log(at.step_size / 2 / share)) < 1e-9:
+            power = setting.dim * 10 ** (snr / 10) * setting.power / setting.clip**2
+            if abs(np.log(setting.step_size / 2 / round_budget)) < 1e-9:
                 continue  # where all three limits meet
-            assert list(regime(at.step_size / 2, power, share)) == [
+            assert list(regime(setting.step_size / 2, power, round_budget)) == [
                 REGIMES[1],
                 REGIMES[row["beyond"]],
             ]
@@ -299,12 +301,12 @@ def test_error_function_in_the_tails(tour):
 
 
 def test_mistakes_are_said_at_the_control_and_the_last_picture_stays(tour):
-    for (key, sentence), found in zip(MISTAKES.items(), tour.mistakes, strict=True):
-        assert found["said"].startswith(sentence), key
-        assert found["stale"]
-        assert found["invalid"] == "true"
-        assert found["values"] == tour.start["values"]
-        assert found["drawn"] == tour.start["result"]["bound"]
+    for (key, sentence), shown in zip(MISTAKES.items(), tour.mistakes, strict=True):
+        assert shown["said"].startswith(sentence), key
+        assert shown["stale"]
+        assert shown["invalid"] == "true"
+        assert shown["values"] == tour.start["values"]
+        assert shown["drawn"] == tour.start["result"]["bound"]
     assert not tour.nan
 
 
@@ -326,10 +328,12 @@ def test_every_control_has_a_name_and_says_its_value(tour):
 
 
 def test_the_address_restores_a_point(tour, light):
-    found = visit(light(explorer.paper_study()), HELPERS + "return read();", tour.hash)
-    assert found.complaints == []
+    visited = visit(
+        light(explorer.paper_study()), HELPERS + "return read();", tour.hash
+    )
+    assert visited.complaints == []
     for key in ("state", "values", "scenario"):
-        assert found.answer[key] == tour.last[key]
+        assert visited.answer[key] == tour.last[key]
     assert tour.last["state"]["epsilon"] == 12.345
     assert tour.last["state"]["accountant"] == "paper"
 
@@ -365,9 +369,9 @@ def test_a_link_budget_and_odd_ways(light, plan_of, scenario):
         scenario,
         *(word for pair in budget.items() for word in ("--set", "{}={}".format(*pair))),
     )
-    found = visit(light(explorer.constants_of(document)), HELPERS + ODD_WAYS)
-    assert found.complaints == []
-    answer = SimpleNamespace(**found.answer)
+    visited = visit(light(explorer.constants_of(document)), HELPERS + ODD_WAYS)
+    assert visited.complaints == []
+    answer = SimpleNamespace(**visited.answer)
     start = answer.start
     assert start["wrong"] == ""
     assert [start["state"][key] for key in ("power", "snr_db", "noise_power")] == list(
@@ -387,8 +391,8 @@ def test_plans_beyond_the_limits_start_within_them(plan_of, scenario):
     document = plan_of(scenario, "--no-compare")
     document["scenario"]["privacy"]["clip"] = 1e9
     document["scenario"]["link"]["power"] = 1e-40
-    found = explorer.constants_of(document)
-    assert (found["clip"], found["power"]) == (1e6, 1e-30)
+    constants = explorer.constants_of(document)
+    assert (constants["clip"], constants["power"]) == (1e6, 1e-30)
 
 
 def test_nothing_is_asked_of_the_network(tour, page):
@@ -460,7 +464,9 @@ def test_points_that_theorem_1_does_not_know(plan_of, tmp_path):
         + 'power = "equal"\n'
     )
     document = plan_of(path, "--no-compare")
-    found = explorer.constants_of(document)
-    assert found["epsilon"] == 8.0
-    assert found["step_size"] == pytest.approx(0.4 / (found["mu"] + found["L"]))
-    assert found["power"] == 1e-4
+    constants = explorer.constants_of(document)
+    assert constants["epsilon"] == 8.0
+    assert constants["step_size"] == pytest.approx(
+        0.4 / (constants["mu"] + constants["L"])
+    )
+    assert constants["power"] == 1e-4

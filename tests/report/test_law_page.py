@@ -52,14 +52,16 @@ def test_perfect_samples_have_small_z():
     theta = generator.multivariate_normal(
         posterior.exact.mean, posterior.exact.covariance, size=(40, 25)
     )
-    found = compare(theta, posterior.exact)
+    comparison = compare(theta, posterior.exact)
     # The largest of eight draws from a t law of 39 degrees of freedom.
-    assert np.abs(found.z).max() < 4.5
+    assert np.abs(comparison.z).max() < 4.5
     np.testing.assert_allclose(
-        found.deviation / found.expected, 1, atol=5 / np.sqrt(2 * 1000)
+        comparison.deviation / comparison.expected, 1, atol=5 / np.sqrt(2 * 1000)
     )
-    shifted = compare(theta + 0.1 * found.expected, posterior.exact)
-    assert np.mean(shifted.z - found.z) == pytest.approx(0.1 * np.sqrt(1000), rel=0.3)
+    shifted = compare(theta + 0.1 * comparison.expected, posterior.exact)
+    assert np.mean(shifted.z - comparison.z) == pytest.approx(
+        0.1 * np.sqrt(1000), rel=0.3
+    )
 
 
 def test_far_outliers_leave_thehistogram_range():
@@ -75,13 +77,13 @@ def test_autocorrelation_of_a_known_chain():
     theta = np.zeros((200, 400))
     for draw in range(1, 400):
         theta[:, draw] = 0.8 * theta[:, draw - 1] + 0.6 * generator.standard_normal(200)
-    found = autocorrelation(theta[:, 50:], 5)
+    estimate = autocorrelation(theta[:, 50:], 5)
     # The tolerance is about 3/√(200 · 350/9).
-    np.testing.assert_allclose(found, 0.8 ** np.arange(6), atol=0.03)
+    np.testing.assert_allclose(estimate, 0.8 ** np.arange(6), atol=0.03)
 
 
 def test_long_curves_are_thinned():
     assert thin(10) == list(range(10))
-    at = thin(10**6)
-    assert (at[0], at[-1]) == (0, 10**6 - 1)
-    assert len(at) <= 1500
+    indices = thin(10**6)
+    assert (indices[0], indices[-1]) == (0, 10**6 - 1)
+    assert len(indices) <= 1500

@@ -101,13 +101,13 @@ def silent(task, total):
 
 
 def run_in(folder, text=None, **others):
-    given = dict.fromkeys(RunRequest._fields) | others
+    request = dict.fromkeys(RunRequest._fields) | others
     if text is not None:
         scenario = folder.with_suffix(".toml")
         scenario.write_text(text)
-        given |= {"scenario": str(scenario), "out": str(folder)}
+        request |= {"scenario": str(scenario), "out": str(folder)}
     folder.mkdir(exist_ok=True)
-    run_scenario(RunRequest(**given), folder, silent, lambda said: None)
+    run_scenario(RunRequest(**request), folder, silent, lambda said: None)
     return folder
 
 
@@ -200,9 +200,9 @@ def test_promise_and_budgets(runs, pages):
 
 def test_scores(runs, pages):
     page, files = Page(pages["softmax"]), files_of(runs["softmax"])
-    share = page.curve("reliability", "share of examples")
-    assert share["y"] == files["summary"]["reliability"]["share"]
-    full = [i for i, part in enumerate(share["y"]) if part > 1e-3]
+    fraction_curve = page.curve("reliability", "share of examples")
+    assert fraction_curve["y"] == files["summary"]["reliability"]["share"]
+    full = [i for i, part in enumerate(fraction_curve["y"]) if part > 1e-3]
     observed = files["summary"]["reliability"]["observed"]
     assert page.curve("reliability", "predictions")["y"] == [observed[i] for i in full]
     for score in ("accuracy", "ece", "nll", "brier"):
@@ -295,17 +295,17 @@ def test_data_that_have_changed(runs, copied):
     data = Path(
         json.loads((folder / "plan.json").read_text())["scenario"]["posterior"]["data"]
     )
-    kept = data.read_bytes()
+    content = data.read_bytes()
     try:
-        with np.load(data) as found:
-            arrays = dict(found)
+        with np.load(data) as archive:
+            arrays = dict(archive)
         arrays["y"][0] = (arrays["y"][0] + 1) % 3
         np.savez(data, **arrays)
         changed = Page(render_folder(folder)).text
         data.unlink()
         gone = Page(render_folder(folder)).text
     finally:
-        data.write_bytes(kept)
+        data.write_bytes(content)
     assert (
         "The data have changed since" in changed or "as its scenario gives" in changed
     )
@@ -400,15 +400,15 @@ def test_a_summary_of_another_run(copied):
 
 def test_a_run_that_was_resumed_or_made_from_a_plan(copied, runs, tmp_path):
     """A run of a plan has the plan's own scenario; of one with more rounds step sizes are numbers."""
-    made = tmp_path / "from_plan"
-    run_in(made, plan=str(runs["gaussian"] / "plan.json"), out=str(made))
-    assert (made / "scenario.toml").read_text() == (
+    from_plan = tmp_path / "from_plan"
+    run_in(from_plan, plan=str(runs["gaussian"] / "plan.json"), out=str(from_plan))
+    assert (from_plan / "scenario.toml").read_text() == (
         runs["gaussian"] / "scenario.toml"
     ).read_text()
-    assert (made / "plan.npz").read_bytes() == (
+    assert (from_plan / "plan.npz").read_bytes() == (
         runs["gaussian"] / "plan.npz"
     ).read_bytes()
-    render_folder(made)
+    render_folder(from_plan)
     folder = copied("kinetic")
     assert "step_size = 0." not in (folder / "scenario.toml").read_text()
     run_in(folder, resume=str(folder), more=2)
@@ -511,10 +511,10 @@ def test_what_the_page_sees_of_the_samples_decides(runs, name):
         )
 
     bad = with_draws(0.25, 1.5)
-    found = resembles(bad)
-    assert found.mark == "bad"
-    assert "0.2" in found.reason
-    assert "|z| = " in found.reason
+    resemblance = resembles(bad)
+    assert resemblance.mark == "bad"
+    assert "0.2" in resemblance.reason
+    assert "|z| = " in resemblance.reason
     assert converged(bad).mark == "good"  # alone
     said = [verdict for verdict in all_verdicts(bad) if verdict.mark == "good"]
     assert not [
@@ -538,7 +538,7 @@ def test_the_page_says_that_devices_were_simulated(runs, pages):
         assert text.count("protects nobody") == 1
         assert "simulated devices" in text
         assert "stayed with them" not in text
-    asked = {
+    counts = {
         "noise": "channel",
         "secure_aggregation": False,
         "asked": [5],
@@ -547,7 +547,7 @@ def test_the_page_says_that_devices_were_simulated(runs, pages):
     }
     run = read_run(runs["gaussian"])
     summary = run.summary.model_copy(
-        update={"federation": Federation(**asked, epsilon_of_messages=None)}
+        update={"federation": Federation(**counts, epsilon_of_messages=None)}
     )
     assert "protects nobody" not in answer_section(
         dataclasses.replace(run, summary=summary)
@@ -578,11 +578,13 @@ def test_clipping_in_words(runs):
     run = read_run(runs["gaussian"])
 
     def said(rate, **changes):
-        one = run.summary.clip_rate.model_copy(update={"samples": rate})
+        clip_rate = run.summary.clip_rate.model_copy(update={"samples": rate})
         return clipped(
             dataclasses.replace(
                 run,
-                summary=run.summary.model_copy(update={"clip_rate": one, **changes}),
+                summary=run.summary.model_copy(
+                    update={"clip_rate": clip_rate, **changes}
+                ),
             )
         )
 
@@ -596,13 +598,13 @@ def test_clipping_in_words(runs):
     assert "Often" not in examples.reason
     kinetic = read_run(runs["kinetic"])
     rate = kinetic.summary.clip_rate.model_copy(update={"samples": 0.99})
-    found = clipped(
+    verdict = clipped(
         dataclasses.replace(
             kinetic, summary=kinetic.summary.model_copy(update={"clip_rate": rate})
         )
     )
-    assert found.mark == "bad"
-    assert "ound" not in found.reason.replace("rounds", "")
+    assert verdict.mark == "bad"
+    assert "ound" not in verdict.reason.replace("rounds", "")
 
 
 def test_distance_from_chains(runs):
@@ -611,20 +613,22 @@ def test_distance_from_chains(runs):
     size = float(np.trace(run.inputs.posterior.exact.covariance))
     rate = run.summary.clip_rate.model_copy(update={"samples": 0.1})
 
-    def at(mean, worst, error):
-        found = run.summary.w2_sq.model_copy(
+    def verdict(mean, worst, error):
+        w2_sq = run.summary.w2_sq.model_copy(
             update={"worst": worst, "worst_se": error, "per_round": [mean] * 8}
         )
-        summary = run.summary.model_copy(update={"w2_sq": found, "clip_rate": rate})
+        summary = run.summary.model_copy(update={"w2_sq": w2_sq, "clip_rate": rate})
         return distance(dataclasses.replace(run, summary=summary))
 
     # Six perfect chains would show as much.
-    assert at(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
-    assert "6 chains are too few" in at(0.4 * size, 2 * size, 0.5 * size).reason
-    assert at(10 * size, 10 * size, size).mark == "bad"
-    assert "Probably far" in at(10 * size, 10 * size, 6 * size).reason
+    assert verdict(0.4 * size, 2 * size, 0.5 * size).mark == "unknown"
+    assert "6 chains are too few" in verdict(0.4 * size, 2 * size, 0.5 * size).reason
+    assert verdict(10 * size, 10 * size, size).mark == "bad"
+    assert "Probably far" in verdict(10 * size, 10 * size, 6 * size).reason
     start = run.plan.constants.initial_w2_sq
-    assert f"it was {start:.3g} at the start" in at(3 * start, 3 * start, 0.1).reason
+    assert (
+        f"it was {start:.3g} at the start" in verdict(3 * start, 3 * start, 0.1).reason
+    )
 
 
 def test_epsilon_of_an_only_chain_does_not_speak_of_replicas(runs):

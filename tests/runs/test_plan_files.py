@@ -45,14 +45,14 @@ def scenario(tmp_path):
 @pytest.fixture
 def planned(monkeypatch):
     """Every plan that is made."""
-    made, finish = [], build._Planning.finish
+    drafts, finish = [], build._Planning.finish
 
     def counted(self, allocation):
-        made.append(self)
+        drafts.append(self)
         return finish(self, allocation)
 
     monkeypatch.setattr(build._Planning, "finish", counted)
-    return made
+    return drafts
 
 
 def theta_of(folder):
@@ -84,13 +84,13 @@ def test_one_plan_for_a_run_and_all_that_comes_after(tmp_path, call, scenario, p
         assert (again / str(number) / "plan.npz").read_bytes() == (
             folder / "plan.npz"
         ).read_bytes()
-    one, two = (
+    document, second_document = (
         strict((place / "plan.json").read_text()) for place in (folder, again / "0")
     )
-    assert one.pop("seconds") != two.pop("seconds")
-    assert one == two
-    assert one["gap"] is not None  # the certificate is that of the plan
-    assert one["plan_digest"] == Plan.load(folder / "plan.npz").checksum
+    assert document.pop("seconds") != second_document.pop("seconds")
+    assert document == second_document
+    assert document["gap"] is not None  # the certificate is that of the plan
+    assert document["plan_digest"] == Plan.load(folder / "plan.npz").checksum
     assert call("run", "--resume", folder, "--more", "3")[0] == 0
     assert len(planned) == 2  # the rounds that are added
     assert call("report", folder)[0] == 0

@@ -116,11 +116,11 @@ def test_what_does_not_go_together(change, key, fact):
 
 def test_no_principal_directions_are_listed_for_public_features():
     def listed(**section):
-        given = {"posterior": {"model": "softmax", "data": "mnist", **section}}
+        content = {"posterior": {"model": "softmax", "data": "mnist", **section}}
         return {
             item.name
             for item in not_covered(
-                validate({**given, "privacy": {"epsilon": 1.0, "delta": 1e-5}})
+                validate({**content, "privacy": {"epsilon": 1.0, "delta": 1e-5}})
             )
         }
 

@@ -46,18 +46,18 @@ seed = "secret"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def run_home(tmp_path_factory):
     return tmp_path_factory.mktemp("publish")
 
 
 @pytest.fixture
-def run(call, made, tmp_path):
+def run(call, run_home, tmp_path):
     """A finished run with a secret seed, of one's own to spoil."""
-    if not (made / "run").exists():
-        (made / "s.toml").write_text(SECRET)
-        code, _, err = call("run", made / "s.toml", "--out", made / "run")
+    if not (run_home / "run").exists():
+        (run_home / "s.toml").write_text(SECRET)
+        code, _, err = call("run", run_home / "s.toml", "--out", run_home / "run")
         assert code == 0, err
-    return shutil.copytree(made / "run", tmp_path / "run")
+    return shutil.copytree(run_home / "run", tmp_path / "run")
 
 
 def edit(run, change):
@@ -73,19 +73,19 @@ def first_chain(run):
 
 
 def values(file, group):
-    with h5netcdf.File(file) as found:
+    with h5netcdf.File(file) as content:
         return {
-            name: variable[...] for name, variable in found[group].variables.items()
-        }, dict(found[group].attrs)
+            name: variable[...] for name, variable in content[group].variables.items()
+        }, dict(content[group].attrs)
 
 
 def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call):
     theta = first_chain(run)
     publish_run(run, tmp_path / "m.nc", kind="moments")
-    found, about = values(tmp_path / "m.nc", "moments")
-    np.testing.assert_allclose(found["mean"], theta.mean(0))
-    np.testing.assert_allclose(found["covariance"], np.cov(theta.T))
-    assert (about["unit"], about["adjacency"], about["accountant"]) == (
+    published, attributes = values(tmp_path / "m.nc", "moments")
+    np.testing.assert_allclose(published["mean"], theta.mean(0))
+    np.testing.assert_allclose(published["covariance"], np.cov(theta.T))
+    assert (attributes["unit"], attributes["adjacency"], attributes["accountant"]) == (
         "device",
         "replace",
         "exact",
@@ -101,10 +101,10 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
             kind="predictions",
             features=tmp_path / name,
         )
-        found, _ = values(tmp_path / f"p{number}.nc", "predictions")
-        each = np.c_[X, np.ones(5)] @ theta.T
-        np.testing.assert_allclose(found["mean"], each.mean(1))
-        np.testing.assert_allclose(found["variance"], 1 + each.var(1))
+        published, _ = values(tmp_path / f"p{number}.nc", "predictions")
+        draws_of_mean = np.c_[X, np.ones(5)] @ theta.T
+        np.testing.assert_allclose(published["mean"], draws_of_mean.mean(1))
+        np.testing.assert_allclose(published["variance"], 1 + draws_of_mean.var(1))
 
     # With these two classes, each has two of the four numbers.
     edit(run, lambda plan: plan.update(classes=["no", "yes"]))
@@ -124,13 +124,13 @@ def test_moments_and_predictions_follow_from_the_first_chain(run, tmp_path, call
     publish_run(
         run, tmp_path / "c.nc", kind="predictions", features=tmp_path / "one.npy"
     )
-    found, about = values(tmp_path / "c.nc", "predictions")
+    published, attributes = values(tmp_path / "c.nc", "predictions")
     logits = np.einsum(
         "nd,scd->snc", np.c_[X[:, :1], np.ones(5)], theta.reshape(-1, 2, 2)
     )
     odds = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    np.testing.assert_allclose(found["probability"], odds.mean(0))
-    assert json.loads(about["classes"]) == ["no", "yes"]
+    np.testing.assert_allclose(published["probability"], odds.mean(0))
+    assert json.loads(attributes["classes"]) == ["no", "yes"]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +202,20 @@ def test_what_cannot_be_published(run, tmp_path, call):
 def test_statement_as_json(run, tmp_path, call):
     code, out, err = call("publish", run, "--out", tmp_path / "draws.nc", "--json")
     assert (code, err) == (0, "")
-    found = strict(out)
-    assert (found["epsilon"], found["delta"], found["what"], found["not_covered"]) == (
+    statement = strict(out)
+    assert (
+        statement["epsilon"],
+        statement["delta"],
+        statement["what"],
+        statement["not_covered"],
+    ) == (
         8.0,
         0.01,
         "draws",
         [],
     )
-    assert "(ε, δ) = (8, 0.01)" in found["promise"]
-    assert found["file"] == str(tmp_path / "draws.nc")
+    assert "(ε, δ) = (8, 0.01)" in statement["promise"]
+    assert statement["file"] == str(tmp_path / "draws.nc")
 
 
 def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
@@ -313,19 +318,19 @@ def test_the_release_that_whitens_has_secret_noise_too(tmp_path):
     )
     scenario = load_scenario(tmp_path / "s.toml")
     keys = jax.random.split(jax.random.key(0))
-    one, again, other = (build(scenario, key) for key in (keys[0], keys[0], keys[1]))
-    np.testing.assert_array_equal(one.release.matrix, again.release.matrix)
-    assert one.release.noise == again.release.noise != other.release.noise
-    assert not np.allclose(one.release.matrix, other.release.matrix)
+    first, again, other = (build(scenario, key) for key in (keys[0], keys[0], keys[1]))
+    np.testing.assert_array_equal(first.release.matrix, again.release.matrix)
+    assert first.release.noise == again.release.noise != other.release.noise
+    assert not np.allclose(first.release.matrix, other.release.matrix)
     assert not np.allclose(
         build(scenario).release.matrix, build(scenario).release.matrix
     )
-    plan = make_plan(scenario, one)
+    plan = make_plan(scenario, first)
     plan.save(tmp_path / "plan.npz")
     (tmp_path / "plan.json").write_text(
-        to_json(plan_document(scenario, one, plan, 0.0))
+        to_json(plan_document(scenario, first, plan, 0.0))
     )
-    assert load_plan(tmp_path, keys[0]).inputs.posterior.L == one.posterior.L
+    assert load_plan(tmp_path, keys[0]).inputs.posterior.L == first.posterior.L
     with raises_input_error("--plan: sampler.seed", "private-whiten"):
         load_plan(tmp_path)
     with raises_input_error("--plan: sampler.seed", "private-whiten"):
@@ -393,7 +398,7 @@ def test_each_thing_that_a_published_file_would_rest_on(sections, name):
     assert listed(**sections) == ([] if name is None else [name])
 
 
-def test_the_list_is_the_same_wherever_it_is_shown(run, made, call):
+def test_the_list_is_the_same_wherever_it_is_shown(run, run_home, call):
     plan, summary = (
         json.loads((run / f"{name}.json").read_text()) for name in ("plan", "summary")
     )
@@ -424,10 +429,15 @@ def test_what_a_plan_has_settled_stays_on_its_list(tmp_path, plan_of):
 
 def test_a_target_by_the_exact_law_is_on_the_list(tmp_path, call):
     (tmp_path / "s.toml").write_text(SECRET)
-    asked = ("--solve-for", "privacy.epsilon", "--target", "1.0", "--metric")
+    solve_options = ("--solve-for", "privacy.epsilon", "--target", "1.0", "--metric")
     for metric, expected in (("exact", ["--solve-for privacy.epsilon"]), ("bound", [])):
         _, out, _ = call(
-            "plan", tmp_path / "s.toml", *asked, metric, "--no-compare", "--json"
+            "plan",
+            tmp_path / "s.toml",
+            *solve_options,
+            metric,
+            "--no-compare",
+            "--json",
         )
         assert [
             item["name"] for item in strict(out)["not_covered"] if item["published"]
@@ -499,8 +509,8 @@ def test_noise_of_a_lattice_can_be_published(tmp_path, call):
             "publish", folder, "--out", target, "--accept-not-covered", "--json"
         )
         assert code == 0, err
-        found = strict(out)
-        assert ("on a lattice" in found["assumes"]) == (noise == "channel")
-        assert ("can be guessed, it holds for nobody" in found["promise"]) == (
+        statement = strict(out)
+        assert ("on a lattice" in statement["assumes"]) == (noise == "channel")
+        assert ("can be guessed, it holds for nobody" in statement["promise"]) == (
             noise == "simulated"
         )

@@ -294,8 +294,8 @@ def test_more_rounds_from_what_is_left(tmp_path, call):
     )
     assert len(summary["w2_sq"]["per_round"]) == 57
 
-    kept = (folder / "ledger.jsonl").read_text()
-    (folder / "ledger.jsonl").write_text("\n".join(kept.splitlines()[:50]) + "\n")
+    content = (folder / "ledger.jsonl").read_text()
+    (folder / "ledger.jsonl").write_text("\n".join(content.splitlines()[:50]) + "\n")
     code, _, err = call("run", "--resume", folder, "--more", "7")
     assert code == 2
     assert names_key(err, "ledger", "50 lines", "counts 108")
@@ -363,12 +363,12 @@ def test_what_is_not_as_it_was_written_is_refused(tmp_path, call):
     scenario.write_text(SCENARIO)
     call("run", scenario, "--out", folder)
     ledger, summary = folder / "ledger.jsonl", folder / "summary.json"
-    kept = ledger.read_text()
-    ledger.write_text(kept.replace('"round": 3', '"round": 4', 1))
+    content = ledger.read_text()
+    ledger.write_text(content.replace('"round": 3', '"round": 4', 1))
     code, _, err = call("run", scenario, "--out", folder)
     assert code == 2
     assert names_key(err, "ledger", "line 5")
-    ledger.write_text(kept)
+    ledger.write_text(content)
     for text in ("", "{", "{}", '{"ledger": {}}'):
         summary.write_text(text)
         code, _, err = call("run", "--resume", folder, "--more", "3")

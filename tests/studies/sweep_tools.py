@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
     def wait_for(self, count):
         """Until so many points are done; an error if the command ends before."""
-        while kept(self.cache) < count:
+        while cached_count(self.cache) < count:
             assert self.process.poll() is None, self.process.communicate()[1]
             time.sleep(0.02)
 
@@ -53,7 +53,7 @@ class Held(NamedTuple):
 
     def workers(self):
         """The processes that compute for the command."""
-        found = []
+        numbers = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int(
@@ -63,8 +63,8 @@ class Held(NamedTuple):
             except OSError:  # it ended in between
                 continue
             if parent == self.process.pid and b"spawn_main" in line:
-                found.append(int(folder.name))
-        return found
+                numbers.append(int(folder.name))
+        return numbers
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def held_sweep(cache, limit, *arguments):
         yield Held(process, cache, file)
 
 
-def kept(cache):
+def cached_count(cache):
     """How many points are done."""
     return len(list(Path(cache).rglob("*.json")))
 

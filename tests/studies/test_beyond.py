@@ -47,7 +47,7 @@ def tables():
     )
     setting = Mnist(features, experiments=2, devices=6)
     images, without = beyond_mnist(setting), beyond_ablation(setting)
-    found: dict = {}
+    rows_by_table: dict = {}
     for study, xs, schemes in (
         (linear, (30.0,), [linear.order]),
         (images, (20.0,), [(name,) for name in SOME_RECIPES]),
@@ -58,8 +58,8 @@ def tables():
                 for table, rows in study.measure(
                     Point(x, names), lambda _: None
                 ).items():
-                    found.setdefault(table, []).extend(rows)
-    return found
+                    rows_by_table.setdefault(table, []).extend(rows)
+    return rows_by_table
 
 
 def test_every_scheme_is_measured(tables):
@@ -93,14 +93,14 @@ def test_figure_6_past_the_paper():
     links = [
         wflmc.Link(channel.rayleigh(0.01), snr_db=30, seed=seed) for seed in range(5)
     ]
-    given = {"burn_in": 50, "samples": 50}
+    rounds = {"burn_in": 50, "samples": 50}
     paper = wflmc.plan_many(
         posterior, links, wflmc.Privacy(15, 0.01, 30, "paper"), policy=wflmc.Policy(bound="paper"),
-        step_size=0.4 / (posterior.mu + posterior.L), **given,
+        step_size=0.4 / (posterior.mu + posterior.L), **rounds,
     )  # fmt: skip
     ours = wflmc.plan_many(
         posterior, links, wflmc.Privacy(15, 0.01, 30), policy=wflmc.Policy(objective="exact", max_round_noise=1),
-        step_size=0.3 / (posterior.mu + posterior.L), **given,
+        step_size=0.3 / (posterior.mu + posterior.L), **rounds,
     )  # fmt: skip
     worst = [
         np.mean([wflmc.exact_w2_sq(posterior, plan)[50:].max() for plan in plans])

@@ -46,11 +46,11 @@ def toy(calls, identity=None, fail_at=-1.0):
 def software():
     """What computes, worked out anew at every call."""
 
-    def found():
+    def fingerprint():
         cache.software.cache_clear()
         return cache.software()
 
-    yield found
+    yield fingerprint
     cache.software.cache_clear()
 
 
@@ -116,8 +116,8 @@ def test_damaged_results_are_found_out(tmp_path, damage):
 def test_a_result_under_another_name_is_found_out(tmp_path):
     calls = []
     whole = run(toy(calls), tmp_path)
-    one, other = files_in(tmp_path)[:2]
-    one.write_bytes(other.read_bytes())
+    first, second = files_in(tmp_path)[:2]
+    first.write_bytes(second.read_bytes())
     assert run(toy(calls), tmp_path) == whole
     assert len(calls) == 5
 
@@ -252,17 +252,17 @@ def test_workers_that_die(cluster, tmp_path):
         if begun().count(KILLS) > 1:
             break
         time.sleep(0.01)
-    found = {first: value, **dict(results)}
-    lost = set(begun()[: begun().index(KILLS)]) - {first}
-    assert lost
-    assert all(begun().count(task) > 1 for task in lost)
-    assert set(found) == set(range(5))
-    assert "died 2 times" in found[KILLS].reason
-    assert found[FAILS].reason == "ValueError: bad luck"
-    assert "Traceback" in found[FAILS].traceback
+    outcomes = {first: value, **dict(results)}
+    restarted = set(begun()[: begun().index(KILLS)]) - {first}
+    assert restarted
+    assert all(begun().count(task) > 1 for task in restarted)
+    assert set(outcomes) == set(range(5))
+    assert "died 2 times" in outcomes[KILLS].reason
+    assert outcomes[FAILS].reason == "ValueError: bad luck"
+    assert "Traceback" in outcomes[FAILS].traceback
     assert all(
-        found[task] == {"y": 1 / 3 + task}
-        for task in found
+        outcomes[task] == {"y": 1 / 3 + task}
+        for task in outcomes
         if task not in (FAILS, KILLS)
     )
 
@@ -357,31 +357,31 @@ def test_the_file_of_a_scheduler_is_waited_for(tmp_path, monkeypatch):
 def test_what_computes_is_in_the_name(monkeypatch, tmp_path, software):
     """Threads of BLAS, flags of XLA, ArviZ and the sources decide numbers; what only shows them does not."""
 
-    def found():
+    def fingerprint():
         software()
         return key_of({"seed": 0})
 
     def with_another_arviz(name):
         return "0.0" if name == "arviz" else version(name)
 
-    seen = [found()]
-    for name, given in (
+    seen = [fingerprint()]
+    for name, value in (
         ("OPENBLAS_NUM_THREADS", "3"),
         ("OPENBLAS_NUM_THREADS", "4"),
         ("XLA_FLAGS", "--xla_x=1"),
     ):
-        monkeypatch.setenv(name, given)
-        seen.append(found())
+        monkeypatch.setenv(name, value)
+        seen.append(fingerprint())
     version = metadata.version
     monkeypatch.setattr(metadata, "version", with_another_arviz)
-    seen.append(found())
+    seen.append(fingerprint())
     monkeypatch.setattr(cache, "ROOT", tmp_path)
     for name in ("cli", "studies"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.py").write_text("1")
-    seen.append(found())
+    seen.append(fingerprint())
     (tmp_path / "studies" / "x.py").write_text("2")
-    seen.append(found())
+    seen.append(fingerprint())
     assert len(set(seen)) == len(seen)
     (tmp_path / "cli" / "x.py").write_text("2")
-    assert found() == seen[-1]
+    assert fingerprint() == seen[-1]

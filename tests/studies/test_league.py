@@ -55,9 +55,11 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
         study._replace(identity={}), None, lambda done: None, pytest.fail
     )
     for name in ("league", "league_ece", "league_nll"):
-        few = {(f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")}
+        mnist_rows = {
+            (f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")
+        }
         full = {(scheme, 1.0) for scheme in study.order if 1.0 in grid}
-        assert {(row.scheme, row.x) for row in tables[name]} == few | full
+        assert {(row.scheme, row.x) for row in tables[name]} == mnist_rows | full
     for row in tables["league_epsilon"]:
         assert (row.y is None) == ("without" in row.scheme)
         assert row.y is None or 0 < row.y <= row.x * (1 + 1e-9)
@@ -77,9 +79,9 @@ def test_choosing_looks_at_no_test_image(small, monkeypatch):
         (LeagueSettings("overdamped", 20, 0.5), LeagueSettings("kinetic", 5, 0.5)),
     )
     blind = Features(small.X, small.y, None, None)
-    found = choosing.choose(blind, 10.0)
-    assert sorted(found) == found
-    assert {settings for _, settings in found} == set(choosing.CANDIDATES)
+    ranking = choosing.choose(blind, 10.0)
+    assert sorted(ranking) == ranking
+    assert {settings for _, settings in ranking} == set(choosing.CANDIDATES)
     (nll, settings), *rest = choosing.choose(blind, 10.0, descent=True)
     assert (settings, rest) == (LeagueSettings("overdamped", 20, 0.5), [])
     assert np.isfinite(nll)

@@ -118,7 +118,7 @@ def labelled():
 
 
 def small(features, **changes):
-    given = {
+    settings = {
         "experiments": 3,
         "devices": 6,
         "burn_in": 20,
@@ -127,7 +127,7 @@ def small(features, **changes):
         "gain_power": 1.0,
         **changes,
     }
-    return fig8.Mnist(features, **given)
+    return fig8.Mnist(features, **settings)
 
 
 def test_figure_8(labelled, monkeypatch):
@@ -320,14 +320,14 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     links = [
         wflmc.Link(wflmc.channel.rayleigh(1.0), -10.0, seed=seed) for seed in range(3)
     ]
-    made = mnist_setting.plans(own, "optimized", links)
-    assert {(p.privacy.accountant, p.certificate.objective_name) for p in made} == {
+    plans = mnist_setting.plans(own, "optimized", links)
+    assert {(p.privacy.accountant, p.certificate.objective_name) for p in plans} == {
         ("paper", "average")
     }
-    assert len({p.gain.tobytes() for p in made}) == 3
+    assert len({p.gain.tobytes() for p in plans}) == 3
     # The paper's bound has no factor m on the excess noise.
-    excess = np.maximum(made[0].noise_variance - 2 * made[0].step_size, 0)
-    promise, step = wflmc.Privacy(50, 0.1, 30, "paper"), float(made[0].step_size[0])
+    excess = np.maximum(plans[0].noise_variance - 2 * plans[0].step_size, 0)
+    promise, step = wflmc.Privacy(50, 0.1, 30, "paper"), float(plans[0].step_size[0])
     corrected = wflmc.plan(
         own,
         links[0],
@@ -339,7 +339,7 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
         initial_w2_sq=0.0,
     )
     assert excess.max() > 0
-    assert corrected.objective > 1.5 * made[0].objective
+    assert corrected.objective > 1.5 * plans[0].objective
 
 
 def test_every_scheme_has_the_same_noise(point, labelled, monkeypatch):
@@ -411,11 +411,11 @@ def test_the_floor_knows_how_draws_are_correlated():
     worst = []
     for _ in range(150):
         theta = np.sqrt(variance) * generator.standard_normal((chains, 2))
-        found = []
+        distances = []
         for _ in range(draws):
             centred = theta - theta.mean(0)
             covariance = centred.T @ centred / (chains - 1)
-            found.append(
+            distances.append(
                 wflmc.posterior.w2_squared(
                     Gaussian(theta.mean(0), covariance),
                     Gaussian(np.zeros(2), np.diag(variance)),
@@ -425,7 +425,7 @@ def test_the_floor_knows_how_draws_are_correlated():
             theta = memory * theta + np.sqrt(
                 variance * (1 - memory**2)
             ) * generator.standard_normal((chains, 2))
-        worst.append(max(found))
+        worst.append(max(distances))
     floor, error = floor_w2_sq(
         Gaussian(np.zeros(2), np.diag(variance)), step, chains, draws, replicas=150
     )

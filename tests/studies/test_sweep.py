@@ -24,7 +24,7 @@ from wflmc.scenario.files import file_digests
 from ..cli_tools import PATIENCE, strict
 from ..conftest import FULL, count
 from ..error_tools import names_key, raises_input_error
-from .sweep_tools import held_sweep, kept, wait_until_gone
+from .sweep_tools import cached_count, held_sweep, wait_until_gone
 
 SMALL = """
 [posterior]
@@ -166,10 +166,10 @@ def test_the_first_key_is_the_slowest():
 
 def test_rows_are_what_plan_and_run_say(sweep, call, small, tmp_path):
     grids = ["--grid", "link.snr_db=10:20:10", "--grid", "policy.power=optimized,equal"]
-    code, found, err = sweep(*grids, "--set", "privacy.epsilon=6")
+    code, document, err = sweep(*grids, "--set", "privacy.epsilon=6")
     assert (code, err) == (0, "")
     file = tmp_path / "out" / "sweep.csv"
-    assert found == {
+    assert document == {
         "file": str(file),
         "points": 4,
         "done": 4,
@@ -278,8 +278,8 @@ def test_plans_alone(sweep, tmp_path):
     ],
 )
 def test_bad_input_before_anything_runs(sweep, tmp_path, arguments, parts):
-    code, found, err = sweep(*arguments)
-    assert (code, found) == (2, None)
+    code, document, err = sweep(*arguments)
+    assert (code, document) == (2, None)
     assert all(part in err for part in parts), err
     assert not (tmp_path / "out").exists()
 
@@ -287,9 +287,9 @@ def test_bad_input_before_anything_runs(sweep, tmp_path, arguments, parts):
 def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
     grid = ["--grid", "posterior.devices=4,100,200,5", "--plan-only"]
     for _ in range(2):
-        code, found, err = sweep(*grid)
+        code, document, err = sweep(*grid)
         assert code == 1
-        assert (found["points"], found["done"], found["failed"]) == (4, 2, 2)
+        assert (document["points"], document["done"], document["failed"]) == (4, 2, 2)
         assert "failed at posterior.devices=100:" in err
         assert [row["posterior.devices"] for row in table(tmp_path / "out")] == [
             "4",
@@ -302,9 +302,9 @@ def test_a_point_that_fails_does_not_stop_the_others(sweep, tmp_path):
         ]
         assert "posterior.devices = 100" in failed[0]["reason"]
     # Nothing is kept of points that failed.
-    assert found["cached"] == kept(tmp_path / "cache") == 2
-    code, found, _ = sweep("--grid", "posterior.devices=4,5", "--plan-only")
-    assert (code, found["cached"]) == (0, 2)
+    assert document["cached"] == cached_count(tmp_path / "cache") == 2
+    code, document, _ = sweep("--grid", "posterior.devices=4,5", "--plan-only")
+    assert (code, document["cached"]) == (0, 2)
     assert not (tmp_path / "out" / "failed.json").exists()
 
 
@@ -315,15 +315,15 @@ def scenario_with(folder, data):
 
 
 def test_all_that_decides_a_row_is_in_its_name(small):
-    given = PointTask(load_scenario(small), {}, False, None)
+    task = PointTask(load_scenario(small), {}, False, None)
     other = load_scenario(small, ["sampler.seed=1"])
-    found = [
-        given,
-        given._replace(plan_only=True),
-        given._replace(memory=1e9),
-        given._replace(scenario=other),
+    tasks = [
+        task,
+        task._replace(plan_only=True),
+        task._replace(memory=1e9),
+        task._replace(scenario=other),
     ]
-    assert len({key_of(task.identity) for task in found}) == 4
+    assert len({key_of(task.identity) for task in tasks}) == 4
 
 
 def test_results_belong_to_the_content_of_files(sweep, tmp_path):
@@ -394,7 +394,7 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
         for number in range(kills):
             held.hold_at(1 + number * size // 3)
             held.wait_for(1 + number * size // 3)
-            assert kept(cache) < size / 2 + 1
+            assert cached_count(cache) < size / 2 + 1
             os.kill(held.workers()[0], signal.SIGKILL)
         held.hold_at(size)
         out, err = held.process.communicate(timeout=PATIENCE)
@@ -434,11 +434,11 @@ def test_interrupted_and_started_again(sweep, small, tmp_path):
     assert err.startswith("wflmc: Interrupted")
     assert err.count("\n") == 1
     wait_until_gone(workers)
-    done = kept(cache)
+    done = cached_count(cache)
     assert 2 <= done < 6
     assert not (tmp_path / "out").exists()
-    found = sweep(*grid)[1]
-    assert (found["done"], found["cached"]) == (6, done)
+    document = sweep(*grid)[1]
+    assert (document["done"], document["cached"]) == (6, done)
     assert len(table(tmp_path / "out")) == 6
 
 

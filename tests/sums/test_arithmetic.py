@@ -52,8 +52,10 @@ def test_compiled_two_sum_has_no_error(a, b):
 def test_compiled_products_and_sums_of_pairs(a, b, c):
     pair = two_sum_compiled(np.float32(b), np.float32(c * 2.0**-30))
     exact = Fraction(a) * (Fraction(float(pair.high)) + Fraction(float(pair.low)))
-    made = times_compiled(np.float32(a), pair)
-    assert abs(Fraction(float(made.high)) + Fraction(float(made.low)) - exact) <= abs(
+    product = times_compiled(np.float32(a), pair)
+    assert abs(
+        Fraction(float(product.high)) + Fraction(float(product.low)) - exact
+    ) <= abs(
         exact,
     ) * Fraction(2) ** -45 + (Fraction(1, 10**30))
     other = two_sum_compiled(np.float32(c), np.float32(a * 2.0**-30))
@@ -84,8 +86,8 @@ def test_xla_keeps_pairs_in_the_loops_they_are_used_in():
         (terms * np.float32(1.1)).astype(float),
         terms.astype(float) * np.float32(1.1),
     )
-    found = added(terms).double
-    errors = [np.max(np.abs(found - products.sum(1))) for products in (rounded, fused)]
+    actual = added(terms).double
+    errors = [np.max(np.abs(actual - products.sum(1))) for products in (rounded, fused)]
     assert min(errors) < 2000 * np.abs(terms).sum(1).max() * 2.0**-46
 
 
@@ -93,34 +95,34 @@ def test_xla_keeps_pairs_in_the_loops_they_are_used_in():
 def test_sums_over_devices_are_the_same_in_any_order(count):
     terms = mixed((count, 5)) * 7
     order = np.random.default_rng(1).permutation(count)
-    made = jax.jit(lambda x: lattice_sum(x, 0, jnp.float32(7.0)))
-    one, other = made(terms), made(terms[order])
-    np.testing.assert_array_equal(one.high, other.high)
-    np.testing.assert_array_equal(one.low, other.low)
+    summed = jax.jit(lambda x: lattice_sum(x, 0, jnp.float32(7.0)))
+    first, reordered = summed(terms), summed(terms[order])
+    np.testing.assert_array_equal(first.high, reordered.high)
+    np.testing.assert_array_equal(first.low, reordered.low)
     # A term is rounded by n² 2⁻⁴⁶ of the bound, so that all together are off by n times that at most.
     assert (
-        np.max(np.abs(one.double - terms.astype(float).sum(0)))
+        np.max(np.abs(first.double - terms.astype(float).sum(0)))
         <= count**3 * 2.0**-46 * 7
     )
     # Hence one of them that changes moves the sum by no more than itself and twice its rounding.
     changed = terms.copy()
     changed[count // 2] = -terms[count // 2]
-    moved = np.abs(one.double - made(changed).double)
+    moved = np.abs(first.double - summed(changed).double)
     own = np.abs(terms[count // 2].astype(float) - changed[count // 2])
     assert np.all(moved <= own + 2 * count**2 * 2.0**-46 * 7)
 
 
 def test_where_nothing_is_clipped_sums_are_plain():
     terms = mixed((100, 3))
-    made = lattice_sum(terms, 0, jnp.float32(np.inf))
-    np.testing.assert_allclose(made.double, terms.astype(float).sum(0), atol=1e-4)
+    total = lattice_sum(terms, 0, jnp.float32(np.inf))
+    np.testing.assert_allclose(total.double, terms.astype(float).sum(0), atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [7, 600, 5000])
 def test_sums_over_records(count):
     """In one block, in a few, and in a loop over blocks."""
     weights, rows = mixed((2, count)), mixed((count, 3), 1)
-    made = sum_records(
+    total = sum_records(
         lambda w, u: w @ u,
         jnp.zeros((2, 3)),
         Records(jnp.asarray(weights), 1),
@@ -133,12 +135,12 @@ def test_sums_over_records(count):
         * np.abs(weights).astype(float)
         @ np.abs(rows)
     )
-    assert np.all(np.abs(made.double - exact) <= allowed + 1e-12)
+    assert np.all(np.abs(total.double - exact) <= allowed + 1e-12)
 
 
 def test_sums_over_many_devices():
     terms = mixed((3, 1000, 2))
-    made = add_devices(
+    total = add_devices(
         zero_sum(jnp.zeros((3, 2)), 1000),
         jnp.asarray(terms),
         1,
@@ -146,18 +148,20 @@ def test_sums_over_many_devices():
     )
     exact = terms.astype(float).sum(1)
     assert np.all(
-        np.abs(made.double - exact)
+        np.abs(total.double - exact)
         <= constants.DEVICES_PER_FLOAT32_SUM * UNIT_ROUNDOFF * np.abs(terms).sum(1)
         + 1e-6
     )
-    few = add_devices(
+    thirty_devices = add_devices(
         zero_sum(jnp.zeros((3, 2)), 30),
         jnp.asarray(terms[:, :30]),
         1,
         jnp.float32(1.0),
     )
-    assert few.low is None
-    np.testing.assert_array_equal(few.high, jnp.asarray(terms[:, :30]).sum(1))
+    assert thirty_devices.low is None
+    np.testing.assert_array_equal(
+        thirty_devices.high, jnp.asarray(terms[:, :30]).sum(1)
+    )
 
 
 @pytest.mark.parametrize("count", [5, 33, 3000])
@@ -181,7 +185,7 @@ def test_projection_in_pairs(clip):
     high[3] = 0
     low = (high * rng.uniform(-1, 1, high.shape) * 2.0**-25).astype(np.float32)
     weight = rng.uniform(0.1, 1, 6).astype(np.float32)
-    made, norm = jax.jit(clip_pairs, static_argnums=3)(
+    clipped, norm = jax.jit(clip_pairs, static_argnums=3)(
         Pair(high, low), weight, np.full(6, clip, np.float32), (-1,)
     )
     exact = high.astype(float) + low
@@ -192,7 +196,7 @@ def test_projection_in_pairs(clip):
     )
     np.testing.assert_allclose(norm, size, rtol=1e-6, atol=1e-17)
     assert np.all(
-        np.abs(made.double - sent)
+        np.abs(clipped.double - sent)
         <= constants.PAIR_CLIP_ERROR * np.linalg.norm(sent, axis=1)[:, None] + 1e-30
     )
 

@@ -138,11 +138,11 @@ def test_terms_add_up_to_the_formula(devices, size):
             arguments = (dim, sizes, clips, example_clips, 128 if short else 0)
             wanted = transcribed(settings.device_norm_error, record, *arguments)
             try:
-                found = rounding_error(settings).total
+                total = rounding_error(settings).total
             except InputError:
                 assert np.max(sizes * example_clips) > 2.0**58
                 continue
-            assert found == wanted
+            assert total == wanted
             compared += 1
     assert compared > 200
 
@@ -176,8 +176,8 @@ def test_models_give_the_errors_of_their_norms():
         classes=4,
     )
     record = norm + 208 * (40 + 4 + 48) * u
-    found = short.rounding(clip, example_clip).total
-    assert found == expected(norm + 18 * u, record, short, 128)
+    total = short.rounding(clip, example_clip).total
+    assert total == expected(norm + 18 * u, record, short, 128)
     traced = wflmc.posterior_from(
         lambda p, x: p["a"] @ x + p["b"],
         lambda p: -jnp.sum(p["a"] ** 2),
@@ -220,9 +220,9 @@ def test_record_norm():
     rows = np.full((1, 4096), (0.9 * UNIT_ROUNDOFF) ** 0.5, np.float32)
     rows[0, 0] = 1.0
     arrays = [ArrayGradients(jnp.asarray(rows))]
-    one = jnp.ones(())
-    norm = jax.jit(lambda c: custom._record_norms(arrays, c, one))(one)
-    factor = np.asarray(clip_factor(one, one, norm), float)
+    unit = jnp.ones(())
+    norm = jax.jit(lambda c: custom._record_norms(arrays, c, unit))(unit)
+    factor = np.asarray(clip_factor(unit, unit, norm), float)
     error = float(factor[0] * np.linalg.norm(rows.astype(float)) - 1)
     settings = settings_of(
         dim=4096,
@@ -278,9 +278,9 @@ def largest_excess(add, count):
         pairs[-1][:, 0] = 1, -1
     excess = []
     for pair in pairs:
-        one, other = pair.astype(np.float32)
-        exact = one.astype(float).sum() - other.astype(float).sum()
-        excess.append(add(one) - add(other) - exact)
+        first, second = pair.astype(np.float32)
+        exact = first.astype(float).sum() - second.astype(float).sum()
+        excess.append(add(first) - add(second) - exact)
     return max(excess) / 2
 
 
@@ -356,10 +356,10 @@ def test_row_products():
         prior_std=1e6,
     )
     ready = posterior.on_accelerator(1, 2.0**30, by_example=True)
-    one = np.ones(1, np.float32)
+    ones = np.ones(1, np.float32)
     theta = np.zeros(4, np.float32)
-    clips = np.array([clip - 1], np.float32), one
-    total = ready.unrounded_sum(theta, one, clips[0], None, clips[1]).total.double
+    clips = np.array([clip - 1], np.float32), ones
+    total = ready.unrounded_sum(theta, ones, clips[0], None, clips[1]).total.double
     error = abs(np.linalg.norm(total) - (clip - 1))
     settings = settings_of(
         dim=4,

@@ -77,7 +77,7 @@ def parameters(shapes=((6, 5), (5, 4), (4,))):
     )
 
 
-def made(function, rows, start, devices=DEVICES):
+def posterior_of(function, rows, start, devices=DEVICES):
     return wflmc.posterior_from(
         function,
         prior,
@@ -100,11 +100,12 @@ def float64():
 def one_by_one(posterior, function, start, clip=CLIP):
     """The sum of every record's gradient, clipped, with the prior's, in float64."""
     rows = np.asarray(posterior.observed[0], np.float64)
-    each = jax.jit(jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0)))(
-        start, rows
-    )
+    gradients = jax.jit(
+        jax.vmap(jax.grad(lambda p, row: -function(p, row)), (None, 0))
+    )(start, rows)
     flat = np.concatenate(
-        [np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(each)], axis=1
+        [np.reshape(leaf, (len(rows), -1)) for leaf in jax.tree.leaves(gradients)],
+        axis=1,
     )
     prior_gradient = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)])
     return prior_gradient + reference.clip_vectors(flat, np.full(len(flat), clip)).sum(
@@ -115,14 +116,14 @@ def one_by_one(posterior, function, start, clip=CLIP):
 @pytest.mark.parametrize(
     ("function", "size"),
     [
-        *[(one, 24) for one in (dense, transposed, one_row, shaped, jitted)],
+        *[(network, 24) for network in (dense, transposed, one_row, shaped, jitted)],
         *[(twice, 43), (rows_of_a_record, 54), (convolved, 43)],
     ],
 )
 def test_sums_are_those_of_one_record_after_the_other(function, size):
     rows = 2 * np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
     start = parameters()
-    own = made(function, rows, start)
+    own = posterior_of(function, rows, start)
     # The size of the vectors, where a gradient is their product.
     assert own.model.record_gradient.size == size
     theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
@@ -132,14 +133,14 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
         wanted = one_by_one(own, function, start)
     ones = jnp.ones(DEVICES)
     for mine in (own, own.on_accelerator(1, 1e9, True)):
-        found = clipped_sum(mine, theta, ones, 1e6 * ones, None, CLIP * ones)[0]
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        actual = clipped_sum(mine, theta, ones, 1e6 * ones, None, CLIP * ones)[0]
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_convolutions_of_whole_devices_are_summed():
     rows = np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
     start = parameters()
-    own = made(convolved, rows, start)
+    own = posterior_of(convolved, rows, start)
     theta = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(
         np.float32,
     )
@@ -184,8 +185,8 @@ def plain(x, kernel, order, groups):
 def scanned(x, kernel, order, groups):
     """In a loop whose steps are computed again on the way back."""
 
-    def step(total, one):
-        return total + plain(one, kernel, order, groups).sum(), None
+    def step(total, row):
+        return total + plain(row, kernel, order, groups).sum(), None
 
     return jax.lax.scan(jax.checkpoint(step), 0.0, jnp.stack([x, x + 1]))[0]
 
@@ -221,18 +222,19 @@ def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, 
     mine = with_fast_convolutions(gradient)
     standard = jax.lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     before, after = (
-        set(orders(jax.make_jaxpr(each)(x, kernel))) for each in (gradient, mine)
+        set(orders(jax.make_jaxpr(compiled)(x, kernel)))
+        for compiled in (gradient, mine)
     )
     assert before != {standard}
     # An accelerator's compiler chooses the order by itself.
     if jax.default_backend() == "cpu":
         assert after == {standard}
-    for found, wanted in zip(
+    for actual, wanted in zip(
         jax.jit(mine)(x, kernel),
         jax.jit(gradient)(x, kernel),
         strict=True,
     ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 def layer(weights, row):
@@ -248,10 +250,10 @@ def test_vectors_of_any_size_are_clipped(u, v):
     """Whose own squares float32 does not hold."""
     rows = np.zeros((3, 5), np.float32)
     rows[0] = [3 * u, 0, 4 * u, 0.6 * v, 0.8 * v]
-    own = made(layer, rows, np.zeros((3, 2)))
+    own = posterior_of(layer, rows, np.zeros((3, 2)))
     assert own.model.record_gradient.size == 5
     ones = jnp.ones(DEVICES)
-    found = clipped_sum(
+    actual = clipped_sum(
         own,
         np.zeros(6, np.float32),
         ones,
@@ -261,7 +263,7 @@ def test_vectors_of_any_size_are_clipped(u, v):
     )[0]
     size = min(5 * np.float64(np.float32(u)) * v, CLIP)
     np.testing.assert_allclose(
-        found,
+        actual,
         size * np.outer([0.6, 0, 0.8], [0.6, 0.8]).ravel(),
         rtol=1e-5,
     )
@@ -281,12 +283,15 @@ def test_vectors_of_any_size_are_clipped(u, v):
 def test_a_record_without_a_finite_gradient_adds_nothing(bad):
     rows = np.ones((30, 5), np.float32)
     whole, less = (
-        made(layer, data, np.zeros((3, 2)), devices=1) for data in (rows, rows[1:])
+        posterior_of(layer, data, np.zeros((3, 2)), devices=1)
+        for data in (rows, rows[1:])
     )
     rows[4] = [bad[0]] * 3 + [bad[1]] * 2
-    one = jnp.ones(1)
+    ones = jnp.ones(1)
     sums = [
-        clipped_sum(own, np.zeros(6, np.float32), one, 1e6 * one, None, 10.0 * one)[0]
+        clipped_sum(own, np.zeros(6, np.float32), ones, 1e6 * ones, None, 10.0 * ones)[
+            0
+        ]
         for own in (replace(whole, data=rows[None]), less)
     ]
     np.testing.assert_allclose(*sums, rtol=1e-6)
@@ -295,7 +300,7 @@ def test_a_record_without_a_finite_gradient_adds_nothing(bad):
 def test_numbers_of_other_types_are_taken_as_they_were_traced():
     rows = np.random.default_rng(0).standard_normal((9, 6)).astype(np.float32)
     own, ones, theta = (
-        made(dense, rows, parameters()),
+        posterior_of(dense, rows, parameters()),
         np.ones(DEVICES),
         np.full(54, 0.1),
     )
@@ -308,20 +313,20 @@ def test_numbers_of_other_types_are_taken_as_they_were_traced():
         CLIP * ones,
     )[0]
     with float64():
-        found = own.clipped_sum(
+        actual = own.clipped_sum(
             jnp.asarray(theta),
             ones,
             1e6 * ones,
             None,
             jnp.asarray(CLIP * ones),
         )[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():
     """4,100 parameters would be added in two stages, but 4,096 of them are by themselves, in one."""
     start = {"a": np.zeros(4096), "b": np.zeros(4)}
-    own = made(
+    own = posterior_of(
         lambda p, x: jnp.sum(jnp.sin(p["a"])) * x[0] + jnp.sum(p["b"]),
         np.ones((3, 6), np.float32),
         start,

@@ -126,8 +126,10 @@ class CustomCase:
         return gradients
 
     def device_gradients(self, theta):
-        share = theta / self.posterior.devices
-        return [records.sum(0) + share for records in self.record_gradients(theta)]
+        prior_gradient = theta / self.posterior.devices
+        return [
+            records.sum(0) + prior_gradient for records in self.record_gradients(theta)
+        ]
 
 
 MODELS = {
@@ -140,12 +142,12 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def case_named():
-    made = {}
+    cases = {}
 
     def case(model, size):
-        if (model, size) not in made:
-            made[model, size] = MODELS[model](*SIZES[size])
-        return made[model, size]
+        if (model, size) not in cases:
+            cases[model, size] = MODELS[model](*SIZES[size])
+        return cases[model, size]
 
     return case
 
@@ -190,12 +192,12 @@ def inputs_of(case, chains, seed):
 def test_devices_are_clipped_as_by_definition(model, size, chains, case_named):
     case = case_named(model, size)
     theta, weight, clip = inputs_of(case, chains, seed=1)
-    found = fast_sums(case, theta, weight, clip, None)
+    actual = fast_sums(case, theta, weight, clip, None)
     for chain, place in enumerate(theta):
         gradients = case.device_gradients(place)
         wanted = reference.device_clipped_sum(gradients, weight, clip)
         scale = float(weight @ clip)
-        np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
+        np.testing.assert_allclose(actual[chain], wanted, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("chains", CHAINS)
@@ -205,7 +207,7 @@ def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
     case = case_named(model, size)
     theta, weight, clip = inputs_of(case, chains, seed=2)
     example_clip = np.full(case.posterior.devices, 0.6)
-    found = fast_sums(case, theta, weight, clip, example_clip)
+    actual = fast_sums(case, theta, weight, clip, example_clip)
     for chain, place in enumerate(theta):
         wanted = reference.record_clipped_sum(
             case.record_gradients(place),
@@ -215,7 +217,7 @@ def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
             example_clip=example_clip,
         )
         scale = float(weight @ clip)
-        np.testing.assert_allclose(found[chain], wanted, atol=TOLERANCE * scale)
+        np.testing.assert_allclose(actual[chain], wanted, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("records", [3, 12])
@@ -223,11 +225,11 @@ def test_devices_that_fill_no_whole_group(records):
     """131 devices come one by one, and no group of up to 128 of them divides 131."""
     case = SoftmaxCase(131, 131 * records)
     theta, weight, clip = inputs_of(case, chains=1, seed=3)
-    found = case.posterior.clipped_sum(theta[0].astype(np.float32), weight, clip)[0]
+    actual = case.posterior.clipped_sum(theta[0].astype(np.float32), weight, clip)[0]
     gradients = case.device_gradients(theta[0])
     wanted = reference.device_clipped_sum(gradients, weight, clip)
     scale = float(weight @ clip)
-    np.testing.assert_allclose(found, wanted, atol=TOLERANCE * scale)
+    np.testing.assert_allclose(actual, wanted, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("by_record", [False, True])

@@ -43,7 +43,7 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
         generator.standard_normal((dim, classes, chains)) / spread[:, None, None] * size
     ).astype(np.float32)
     theta *= 10.0 ** generator.uniform(-4, 0, chains).astype(np.float32)
-    found = gradients(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
+    actual = gradients(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
     p = jax.nn.softmax(
         np.einsum("knd,dcx->kncx", u.astype(float), theta.astype(float)),
         axis=2,
@@ -54,16 +54,16 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
     # The magnitude that rounding is relative to.
     limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)
-    assert np.all(np.abs(found - wanted) <= 1e-5 * limit + 1e-30)
+    assert np.all(np.abs(actual - wanted) <= 1e-5 * limit + 1e-30)
     assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
 
 
 def test_what_is_not_a_number_stays_none():
     u, labels = jnp.ones((1, 16, 4)), jnp.zeros((1, 16), int)
     theta = jnp.ones((4, 2, 3)).at[0, 0, 1].set(jnp.nan)
-    found = np.asarray(gradients(u, labels, theta))
-    assert np.isnan(found[..., 1]).all()
-    assert np.isfinite(found[..., [0, 2]]).all()
+    actual = np.asarray(gradients(u, labels, theta))
+    assert np.isnan(actual[..., 1]).all()
+    assert np.isfinite(actual[..., [0, 2]]).all()
 
 
 def test_gradients_of_a_device_depend_on_no_other():
@@ -91,17 +91,17 @@ def test_parameters_of_features_that_are_always_zero_do_no_harm():
     theta = generator.standard_normal((5, 3, 4)).astype(np.float32)
     wanted = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
     theta[3] *= 1e8
-    found = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
-    np.testing.assert_array_equal(found, wanted)
+    actual = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_kernel_is_translated_for_gpus_without_one():
     shapes = (30, 40, 30), (30, 40), (30, 10, 100)
-    given = [
+    arguments = [
         jax.ShapeDtypeStruct(shape, kind)
         for shape, kind in zip(shapes, ("f4", "i4", "f4"), strict=True)
     ]
-    traced = jax.jit(softmax_gpu.gradients).trace(*given)
+    traced = jax.jit(softmax_gpu.gradients).trace(*arguments)
     try:
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:

@@ -44,7 +44,7 @@ def quiet(monkeypatch):
     """Have few candidates to choose from unless there is time."""
     monkeypatch.setattr(chosen, "_chosen", {})
     if not FULL:
-        few = {
+        candidates = {
             "CLIPS": (0.4,),
             "TRAVELS": (0.25, 0.5),
             "PRIORS": (4.0,),
@@ -52,7 +52,7 @@ def quiet(monkeypatch):
             "MAX_STAND_INS": 1,
             "MAX_MOMENTS": 0,
         }
-        for name, values in few.items():
+        for name, values in candidates.items():
             monkeypatch.setattr(chosen, name, values)
 
 
@@ -269,28 +269,31 @@ def test_choosing_is_public_and_asked_once(monkeypatch):
     first = chosen.choose(facts)
     monkeypatch.setattr(chosen, "expect", None)
     assert chosen.choose(facts) == first
-    ranks = [one.rank for one in first]
+    ranks = [candidate.rank for candidate in first]
     assert ranks[1:] == sorted(ranks[1:])
     assert ranks[0] <= chosen.EQUAL_LOSS_RATIO * min(ranks)
     assert all(
-        one.settings.samples <= first[0].settings.samples
-        for one in first
-        if one.rank <= ranks[0]
+        candidate.settings.samples <= first[0].settings.samples
+        for candidate in first
+        if candidate.rank <= ranks[0]
     )
 
 
 def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     monkeypatch.setattr(chosen, "MAX_MOMENTS", 10**4)
     facts = Facts(60, 3, 2, 2, PROMISE, 0.02)
-    found = chosen.choose(facts)
-    assert {one.settings.whiten for one in found} == {False, True}
+    candidates = chosen.choose(facts)
+    assert {candidate.settings.whiten for candidate in candidates} == {False, True}
     lengths = {
-        (one.settings.burn_in, one.settings.burn_in + one.settings.samples)
-        for one in found
+        (
+            candidate.settings.burn_in,
+            candidate.settings.burn_in + candidate.settings.samples,
+        )
+        for candidate in candidates
     }
     assert lengths == {
-        (int(share * rounds), rounds)
-        for share in chosen.BURN_INS
+        (int(fraction * rounds), rounds)
+        for fraction in chosen.BURN_INS
         for rounds in chosen.ROUNDS
     }
     # One chain serves all shares of burn-in: each is scored as if it had been run alone.
@@ -488,9 +491,9 @@ def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free
             1.0, 1e-3, classes=[0, 1], settings=how, random_state=trial
         )
 
-    found = audit_fit(honest, _neighbours(), count(30, 1500))
-    assert found.consistent
-    assert found.adjacency == "replace"
+    report = audit_fit(honest, _neighbours(), count(30, 1500))
+    assert report.consistent
+    assert report.adjacency == "replace"
 
     def peeking(trial: int) -> PrivateClassifier:
         return _Peeks(1.0, 1e-3, classes=[0, 1], settings=FEW, random_state=trial)
@@ -572,7 +575,7 @@ def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
     chains = count(60, 1500)
-    made = np.array(
+    draws = np.array(
         [
             protected_chain(posterior, plan, np.zeros(plan.dim)).theta[0, -1]
             for _ in range(chains)
@@ -584,12 +587,12 @@ def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     # Moments of either, within five standard errors; and what the same chain adds is never the same.
     spread = simulated.std(0)
     assert np.all(
-        np.abs(made.mean(0) - simulated.mean(0)) < 5 * spread * np.sqrt(1.25 / chains)
+        np.abs(draws.mean(0) - simulated.mean(0)) < 5 * spread * np.sqrt(1.25 / chains)
     )
     assert np.all(
-        np.abs(np.log(made.std(0) / spread)) < 5 * np.sqrt(1.25 / (2 * chains))
+        np.abs(np.log(draws.std(0) / spread)) < 5 * np.sqrt(1.25 / (2 * chains))
     )
-    assert len(np.unique(made)) == made.size
+    assert len(np.unique(draws)) == draws.size
 
 
 def test_a_ledger_that_is_continued_leaves_less_for_the_next_fit(tmp_path):

@@ -41,7 +41,7 @@ def columns(rows: int = 2000) -> np.ndarray:
     ])  # fmt: skip
 
 
-def heard(monkeypatch):
+def received(monkeypatch):
     """Record the sums that devices send, the reach and the move that are claimed for each."""
     calls, honest = [], releases.ReleaseChannel.receive
 
@@ -68,7 +68,7 @@ def heard(monkeypatch):
 def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
     """Knows all rows but one. What devices send moves by no more than the mechanism is made for, and is no longer."""
     with pytest.MonkeyPatch.context() as patch:
-        calls, owner, here = heard(patch), np.arange(30) % 3, np.arange(30) != 4
+        calls, owner, here = received(patch), np.arange(30) % 3, np.arange(30) != 4
         sides = [columns(30), columns(30)]
         sides[0][4], sides[1][4] = row, 0.0 if adjacency == "add-remove" else other
         air = releases.ReleaseChannel(
@@ -83,8 +83,8 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
         for side, rows in enumerate(sides):
             kind = np.clip(np.round(rows * 3), 0, 9).astype(int)
             # An empty row counts nowhere.
-            kept = here if side and adjacency == "add-remove" else slice(None)
-            scaling.count_kinds(air, kind[kept], 10, owner[kept], 0.1)
+            present = here if side and adjacency == "add-remove" else slice(None)
+            scaling.count_kinds(air, kind[present], 10, owner[present], 0.1)
         for rows in sides:
             scaling._find_means(
                 air, np.clip(rows / 13, -3, 3), owner, np.array([0, 5, 6]), 0.1
@@ -166,12 +166,12 @@ def test_wrong_ranges_are_refused():
 
 
 def test_more_rows_need_a_smaller_share():
-    shares = [
+    fractions = [
         scaling.scaling_fraction(n, 30, 0.26, True) for n in (50, 400, 2000, 10**6)
     ]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] == 0.25
-    assert shares[-1] == 0.02
+    assert fractions == sorted(fractions, reverse=True)
+    assert fractions[0] == 0.25
+    assert fractions[-1] == 0.02
 
 
 # Class counts
@@ -198,17 +198,17 @@ def test_class_shares_cost_what_they_say_and_have_the_noise_of_it(adjacency, lin
         )
         for seed in range(60)
     ]
-    shares = np.array([release.shares[1] for release in releases_of_seeds])
+    estimates = np.array([release.shares[1] for release in releases_of_seeds])
     loss = releases_of_seeds[0].loss
     assert loss.shape == (1, 6)
     assert np.all(loss <= 0.02 * promise(adjacency=adjacency).budget(1)[0] * (1 + 1e-9))
     # Noise draws the share towards a half by next to nothing.
-    assert abs(shares.mean() - 0.04) < 5 * shares.std() / 60**0.5 + 1e-4
+    assert abs(estimates.mean() - 0.04) < 5 * estimates.std() / 60**0.5 + 1e-4
     if link is None:
         moved = {"replace": 2**0.5, "add-remove": 1.0}[adjacency]
         deviation = moved / np.sqrt(2 * loss.max()) / 6000
         # Two counts with independent noise are brought to a sum of 1, which leaves half of the variance.
-        assert shares.std(ddof=1) == pytest.approx(
+        assert estimates.std(ddof=1) == pytest.approx(
             deviation * 0.5**0.5, rel=5 / (2 * 60) ** 0.5
         )
 
