@@ -20,7 +20,11 @@ from wflmc.support.recursion import first_order
 BOUNDS = ("corrected", "paper")
 """The names that `Policy.bound` may have."""
 SERVER_NOISE_TOLERANCE = 0.5e-9
-"""Missing noise below this fraction of what a round needs is rounding."""
+"""Missing noise below this fraction of what a round needs is taken as 0.
+
+At the Langevin cap channel noise is all that is needed, up to rounding, which the
+server should not add.
+"""
 
 
 def discretization_error(step_size: Array, L: float, dim: int) -> Array:
@@ -46,9 +50,9 @@ class Allocation(NamedTuple):
     a: Array
     """α²/N0, [S]."""
     lower_bound: float | None = None
-    """What the objective of no other power can be below.
+    """A proven lower bound on the objective of all powers within the limits.
 
-    It is proven, and None where the policy claims no optimum.
+    None where the policy claims no optimum.
     """
 
 
@@ -65,7 +69,7 @@ class Problem:
     objective: str
     """worst, average, exact or transcript."""
     initial_bound: float
-    """B[0], W2² between start and posterior; nan where steps exceed a loose 2/L."""
+    """B[0], W2² between start and posterior; nan where no bound uses it."""
     error: Array
     """Discretization and participation error per round, in the units of B / κ, [S]."""
     noise_weight: float
@@ -99,7 +103,8 @@ class Problem:
     contracts: bool = True
     """Whether steps are below what the posterior's L allows.
 
-    A looser L than need be may forbid steps that work.
+    Longer ones are planned without a bound where that L is known to be loose, as they
+    may be stable nevertheless.
     """
 
     @property
@@ -107,10 +112,23 @@ class Problem:
         """Return the factor of the gradient in the update, [S].
 
         It is η for overdamped steps, and (h/2)(1 + e) of the velocity for kinetic ones,
-        with e = exp(−γ_f h). The channel noise of a round puts the variance
-        (kick K/K_a)²/a on its update.
+        with e = exp(−γ_f h).
         """
         return np.asarray(self.dynamics.kick(self.step_size))
+
+    def channel_noise(self, a: Array) -> Array:
+        """Return the variance that the channel's noise puts on the update.
+
+        It is (kick K/K_a)²/a: z of variance N0 enters the update with the factor
+        kick K/(α K_a), and a = α²/N0.
+
+        Args:
+            a: power of every round, above 0, [S].
+
+        Returns:
+            The variance in every coordinate, [S].
+        """
+        return (self.kick * self.scale) ** 2 / a
 
     @property
     def langevin_noise(self) -> Array:
@@ -139,8 +157,9 @@ class Problem:
         """Return a at which channel noise is what Langevin sampling needs, [S].
 
         By Lemma 3 a round needs noise of variance 2η, which the channel supplies at
-        a = η(K/K_a)²/2. More power would leave less, and the server would have to add
-        the difference: it costs privacy and gains nothing.
+        a = η(K/K_a)²/2, with `Dynamics.noise_step` as η. More power would leave less,
+        and the server would have to add the difference: it costs privacy and gains
+        nothing.
         """
         noise_step = self.dynamics.noise_step(self.step_size)
         return np.asarray(noise_step * self.scale**2 / 2)
@@ -158,8 +177,9 @@ class Problem:
     def cost(self) -> Array:
         """Return the coefficient of 1/a in the bound, κ q η² (K/K_a)², [S].
 
-        q is 1 in the bound as printed and m as corrected (spec §9.1), `noise_weight`.
-        The term of round s in B[s'] is cost[s]/a[s] times ρ^{2(s'−s)}.
+        q is `noise_weight`: 1 in the bound as printed, and m as corrected
+        (docs/explanation/theory.md, Lemma 1). The term of round s in B[s'] is
+        cost[s]/a[s] times ρ^{2(s'−s)}.
         """
         squared_step = (self.step_size * self.scale) ** 2
         return self.contraction.kappa * self.noise_weight * squared_step
@@ -177,8 +197,7 @@ class Problem:
         Returns:
             B[1..S].
         """
-        channel_noise = (self.step_size * self.scale) ** 2 / a
-        excess = np.maximum(0.0, channel_noise - 2 * self.step_size)
+        excess = np.maximum(0.0, self.channel_noise(a) - 2 * self.step_size)
         noise = self.error + self.noise_weight * excess
         kappa = self.contraction.kappa
         return first_order(kappa * noise, self.contraction.rho**2, self.initial_bound)
@@ -187,7 +206,7 @@ class Problem:
         """Return the variance of the noise that the server adds (Sec. III-A).
 
         β = max(0, 2η − η²(K/K_a)²/a): what channel noise lacks of what sampling needs.
-        Rounding at the Langevin cap is not noise to add. It is 0 in all rounds where
+        Less than `SERVER_NOISE_TOLERANCE` is taken as 0. It is 0 in all rounds where
         the optimum of the exact law chooses all noise.
 
         Args:
@@ -199,7 +218,7 @@ class Problem:
         if not self.fills_up:
             return np.zeros(a.size)
         required = self.langevin_noise
-        missing = required - (self.kick * self.scale) ** 2 / a
+        missing = required - self.channel_noise(a)
         return np.where(missing > SERVER_NOISE_TOLERANCE * required, missing, 0.0)
 
     def base(self) -> Array:

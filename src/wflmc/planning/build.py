@@ -502,6 +502,7 @@ class _Planning:
         self.example_clip = self.privacy.example_clips(posterior.devices)
         self.rounding = self._rounding() if self.scheme.clips else 0.0
 
+        # The order matters: each of the methods below reads what is set above it.
         curvature = _curvature(posterior, request.sampler.motion, self.step_size)
         self.mu = curvature.mu
         self.L = curvature.L
@@ -575,7 +576,7 @@ class _Planning:
         return Participation(rule=rule, schedule=chosen, scale=scale, weight=weight)
 
     def _rule(self) -> schedule.Rule:
-        """Return the rule of participation, which has yet to choose its senders."""
+        """Return the rule of participation; `unbiased` has no number of senders yet."""
         policy = self.request.policy
         devices = self.posterior.devices
         dim = self.posterior.dim
@@ -585,9 +586,9 @@ class _Planning:
         return schedule.Rule(
             name=policy.schedule if self.scheme.wireless else "all",
             clip=self.clip,
-            reach=dim * self.link.snr(devices) / self.clip**2,
+            unit_gain_cap=dim * self.link.snr(devices) / self.clip**2,
             step_size=motion.noise_step(self.step_size),
-            weight=noise_weight,
+            noise_weight=noise_weight,
             uncertainty=self.uncertainty,
         )
 
@@ -605,9 +606,10 @@ class _Planning:
         return spent
 
     def _budget(self) -> Array:
-        """Return B_k = (R_k − ledger_k)/(2 s_k²), [K], with s_k the sensitivity.
+        """Return B_k = (R_k − ledger_k)/(2 s_k²), [K], the most of Σ_s active a.
 
-        It is divided by the square of the channels' uncertainty.
+        s_k is the sensitivity. B_k is divided by the square of the channels'
+        uncertainty, since devices may arrive that much more strongly than intended.
         """
         devices = self.posterior.devices
         if not self.scheme.private:
@@ -627,9 +629,14 @@ class _Planning:
         return remaining / (2 * sensitivity**2) / self.uncertainty**2
 
     def _problem(self, usual_step: float) -> Problem:
-        """State the power problem."""
+        """State the power problem.
+
+        Args:
+            usual_step: as of the class.
+        """
         policy = self.request.policy
-        by_law = policy.objective == "exact"
+        is_exact = policy.objective == "exact"
+        chooses_all_noise = is_exact and self.scheme.optimal
         budget = self._budget()
         power_cap = self._power_cap()
         noise_limit = self._noise_limit(power_cap, budget)
@@ -645,7 +652,7 @@ class _Planning:
             objective=policy.objective,
             initial_bound=self._initial_w2_sq(),
             error=self._error(),
-            noise_weight=self.rule.weight,
+            noise_weight=self.rule.noise_weight,
             active=self.schedule.active,
             budget=budget,
             power_cap=power_cap,
@@ -653,8 +660,8 @@ class _Planning:
             noise_limit=noise_limit,
             solver=policy.solver,
             dynamics=self.request.sampler.motion,
-            response=self._response() if by_law else None,
-            fills_up=not by_law or not self.scheme.optimal,
+            response=self._response() if is_exact else None,
+            fills_up=not chooses_all_noise,
         )
 
     def _power_cap(self) -> Array:
@@ -682,11 +689,14 @@ class _Planning:
     def _floor(self, limit: ArrayLike) -> Array:
         """Return the power at which a round's noise is at a limit, a[S].
 
+        The noise of the received gradient has the norm √m (K/K_a)/√a, and the limit is
+        M Σ ℓ_k. Without a limit the power is 0.
+
         Args:
             limit: M, in units of what all clipped gradients can undo, a number or [S].
         """
-        reach = np.asarray(limit) * self.clip.sum()
-        return np.asarray(self.posterior.dim * (self.scale / reach) ** 2)
+        largest_norm = np.asarray(limit) * self.clip.sum()
+        return np.asarray(self.posterior.dim * (self.scale / largest_norm) ** 2)
 
     def _noise_limit(self, power_cap: Array, budget: Array) -> float:
         """Return M, the limit on the noise of a round.
@@ -713,6 +723,7 @@ class _Planning:
             of_power = (floor / power_cap).max()
             of_budget = (floor @ active / budget).max() / MAX_TRANSCRIPT_FLOORS_FRACTION
             excess = float(np.max((of_power, of_budget)))
+            # The floor goes with 1/M².
             return max(1.0, excess**0.5 * (1 + ROUNDING_MARGIN))
         return np.inf
 
@@ -758,7 +769,10 @@ class _Planning:
 
     @property
     def allocate(self) -> Callable[[Problem], Allocation]:
-        """How the power of the rounds is found."""
+        """Return the function that finds the power of the rounds.
+
+        It is that of the policy, made causal where later channels are not known.
+        """
         if self.request.policy.csi == "full" or not self.scheme.wireless:
             return self.scheme.allocate
         dim = self.posterior.dim
@@ -801,7 +815,7 @@ class _Planning:
         problem = self.problem
         a = allocation.a
         is_causal = self.request.policy.csi == "causal"
-        limit = _limit(problem, a, self.scheme, causal=is_causal)
+        limit = _limit(problem, a, self.scheme, is_causal=is_causal)
         is_static_link = np.all(self.gains == self.gains[0])
         regime_of_plan = None
         if is_static_link:
@@ -827,8 +841,7 @@ class _Planning:
         if problem.objective == "transcript":
             return 1 / information(problem, a)
         if problem.response is not None:
-            channel_noise = (problem.kick * problem.scale) ** 2 / a
-            noise = channel_noise + problem.server_noise(a)
+            noise = problem.channel_noise(a) + problem.server_noise(a)
             distances = exact.distances(problem.response)
             return float(distances(noise).max())
         return np.nan if bound is None else problem.value(bound)
@@ -965,7 +978,7 @@ def _limit(
     a: Array,
     scheme: PowerPolicy,
     *,
-    causal: bool,
+    is_causal: bool,
 ) -> NDArray[np.intp]:
     """Return the limit of every round, by the constraints that are active in it.
 
@@ -979,7 +992,7 @@ def _limit(
         problem: the power problem.
         a: the power of every round, [S].
         scheme: the policy.
-        causal: whether power was chosen without knowledge of later rounds, for which
+        is_causal: whether power was chosen without knowledge of later rounds, for which
             budget is kept back.
 
     Returns:
@@ -992,7 +1005,7 @@ def _limit(
     takes_parts = not scheme.optimal or not problem.has_bound
     parts = equal_parts(problem)
     is_at_part = takes_parts & np.isclose(a, parts, rtol=AT_LIMIT_TOLERANCE, atol=0.0)
-    shares_budget = scheme.shares_budget or (causal and scheme.optimal)
+    shares_budget = scheme.shares_budget or (is_causal and scheme.optimal)
     is_held_back = scheme.private and shares_budget and problem.fills_up
     is_at_budget = is_exhausted | is_at_part | is_held_back
     is_at_power = a >= nearly * problem.power_cap

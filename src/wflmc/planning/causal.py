@@ -33,7 +33,7 @@ MAX_FORECAST_PATHS = 32
 """The most draws of every later round, however few rounds are forecast."""
 FORGOTTEN_CORRELATION = 1e-2
 """Correlation with the present below which a later round is a typical one."""
-ROUNDS_PER_PLAN = 1 / 128
+PLAN_LIFETIME_FRACTION = 1 / 128
 """Fraction of the remaining rounds for which a plan serves: each of the last 128 rounds
 is planned afresh."""
 CAUSAL_GAP_TOLERANCE = 1e-6
@@ -114,9 +114,9 @@ def choose_senders(senders: int, link: Link, rule: Rule) -> int:
         ranking.quality,
         ranking.tie_breaks,
         clip=rule.clip,
-        device_cap=rule.reach * np.abs(gains) ** 2,
+        device_cap=rule.unit_gain_cap * np.abs(gains) ** 2,
         step_size=float(step_sizes[-1]),
-        weight=rule.weight,
+        noise_weight=rule.noise_weight,
     )
 
 
@@ -128,7 +128,7 @@ class Outlook(NamedTuple):
     scale: Array
     """K/K_a, [n]."""
     power_cap: Array
-    """Cap on a, [n]."""
+    """Cap on a by transmit power and by the Langevin cap, [n]."""
     error: Array
     """Discretization and participation error, as `Problem.error`, [n]."""
 
@@ -242,7 +242,7 @@ class Forecast:
         # With `unbiased` all devices transmit equally often, whatever their powers.
         traits: tuple[ArrayLike, ...] = ()
         if rule.name != "unbiased":
-            traits = (law.power, rule.clip, rule.reach)
+            traits = (law.power, rule.clip, rule.unit_gain_cap)
         pooled = _mean_over_equals(probability, traits)
         return outlook._replace(active=pooled[None]).mean_repeated(1)
 
@@ -378,7 +378,7 @@ class _ServingPlan(NamedTuple):
         return float(np.clip(power, full.floor[round_index], full.cap[round_index]))
 
     def recoverable_distance(self) -> float:
-        """Return the typical bound of the kept rounds, as planned."""
+        """Return the median bound of the kept rounds, as planned."""
         kept_bounds = self.problem.bound(self.a)[self.problem.burn_in :]
         return float(np.median(kept_bounds))
 
@@ -403,6 +403,8 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
     """
     _check_causal(problem)
     check_floor(problem)
+    # Rounds that are not planned yet are at their caps. They do not matter: the bound of
+    # a round depends on it and on earlier ones.
     a = problem.cap.copy()
     remaining = problem.budget * (1 - HEADROOM)
     present_bound = problem.initial_bound
@@ -412,7 +414,7 @@ def optimize_causally(forecast: Forecast, problem: Problem) -> Allocation:
         _check_remaining(problem, s, remaining)
         a[s] = serving.power(problem, s)
         age = s - serving.first_round
-        is_old = age >= (problem.rounds - s) * ROUNDS_PER_PLAN
+        is_old = age >= (problem.rounds - s) * PLAN_LIFETIME_FRACTION
         is_expensive = np.any(a[s] * active > remaining * LARGE_BUDGET_FRACTION)
         if s == 0 or is_old or is_expensive:
             if s > problem.burn_in and problem.objective == "worst":

@@ -41,9 +41,11 @@ class PowerPolicy(NamedTuple):
     For the exact law it then chooses all the noise, and the server adds none.
     """
     shares_budget: bool = False
-    """Every round has a part of each sender's budget, which it may not exceed. A round
-    below the caps is then at its part, and dp-limited, though something of the budget
-    may be left at the end."""
+    """Every round has a part of each sender's budget, which it may not exceed.
+
+    A round below the caps is then at its part, and dp-limited, though something of the
+    budget may be left at the end.
+    """
 
 
 def optimal(problem: Problem) -> Allocation:
@@ -115,8 +117,17 @@ def _has_closed_form(problem: Problem) -> bool:
 
 
 def _nearest_law(problem: Problem, response: Response) -> Allocation:
-    """Return the power a = (η K/K_a)²/v of the noise v that suits the true law best."""
-    cost = (problem.kick * problem.scale) ** 2
+    """Return the power of the noise v that brings the true law nearest.
+
+    It is a = (kick K/K_a)²/v: no noise but the channel's is in a round. Noise of at
+    most twice Langevin's, or twice the least where power allows no less, is preferred
+    where it is as good.
+
+    Args:
+        problem: the limits of power.
+        response: how the law of the kept rounds depends on v.
+    """
+    cost = problem.channel_noise(np.ones(problem.rounds))  # v = cost/a
     smallest = MIN_NOISE_FRACTION * problem.langevin_noise
     low = np.maximum(cost / problem.power_cap, smallest)
     with np.errstate(divide="ignore"):
@@ -172,8 +183,9 @@ def check_floor(problem: Problem) -> None:
 def equal(problem: Problem) -> Allocation:
     """Split each device's budget into equal parts over its active rounds (Sec. VI, 1).
 
-    x = min(R/n, caps) in every round: the active device with the smallest part decides,
-    and no device overspends. Nothing is optimized, so that there is no lower bound.
+    a = min(B_k/n_k, cap) in every round, n_k being the active rounds of device k: the
+    active device with the smallest part decides, and no device overspends. Nothing is
+    optimized, so that there is no lower bound.
 
     Args:
         problem: the limits of power.

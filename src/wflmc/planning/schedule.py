@@ -75,15 +75,21 @@ def sampling_variance(clip: Array, senders: int) -> float:
 
 
 def threshold_schedule(
-    gains: Array, clip: Array, device_cap: Array, step_size: ArrayLike, weight: float
+    gains: Array,
+    clip: Array,
+    device_cap: Array,
+    step_size: ArrayLike,
+    noise_weight: float,
 ) -> Schedule:
     """Choose the best threshold of every round under full power (paper, Sec. V-D).
 
-    In each round it minimizes participation error + weight · max(0, (K/K_a)²/cap − 2/η)
+    In each round it minimizes
+    participation error + noise weight · max(0, (K/K_a)²/cap − 2/η)
     over the thresholds g ∈ {|h_1|, …, |h_K|}: the error of silent devices against the
     excess noise that a weak device forces on all, both in units of
-    E‖gradient error‖². Among equally good thresholds the one with more devices is
-    taken. It takes O(K log K) a round, all rounds at once.
+    E‖gradient error‖². The cap is that of the weakest active device. Among equally good
+    thresholds the one with more devices is taken. It takes O(K log K) a round, all
+    rounds at once.
 
     Args:
         gains: |h|[S, K].
@@ -91,7 +97,7 @@ def threshold_schedule(
         device_cap: the power limit of every device on a = α²/N0, P_k|h_k|²/(N0 ℓ_k²),
             [S, K].
         step_size: η, or η[S].
-        weight: factor of the excess noise, 1 (paper) or m (corrected).
+        noise_weight: factor of the excess noise, 1 (paper) or m (corrected).
 
     Returns:
         The thresholds, and who transmits.
@@ -107,13 +113,13 @@ def threshold_schedule(
             clip,
             device_cap[contested],
             step_sizes[contested],
-            weight,
+            noise_weight,
         )
     return Schedule(threshold, gains >= threshold[:, None])
 
 
 def _best_threshold(
-    gains: Array, clip: Array, device_cap: Array, step_size: Array, weight: float
+    gains: Array, clip: Array, device_cap: Array, step_size: Array, noise_weight: float
 ) -> Array:
     """Return the best threshold of every round, [S], as of `threshold_schedule`."""
     devices = gains.shape[-1]
@@ -127,7 +133,7 @@ def _best_threshold(
     silent_error = silent_norms + (devices - senders) / senders * active_norms
     noise = (devices / senders) ** 2 / cap
     excess = np.maximum(0.0, noise - 2 / step_size[:, None])
-    error = silent_error**2 + weight * excess
+    error = silent_error**2 + noise_weight * excess
     # A threshold admits all devices of equal gain: only the last one is a candidate.
     has_equal_successor = ranked_gains[:, :-1] == ranked_gains[:, 1:]
     error[:, :-1][has_equal_successor] = np.inf
@@ -164,12 +170,12 @@ def best_senders(
     clip: Array,
     device_cap: Array,
     step_size: float,
-    weight: float,
+    noise_weight: float,
 ) -> int:
     """Return the number of senders with the least mean error of a round at full power.
 
-    It minimizes `sampling_variance` + weight · E max(0, (K/q)²/cap − 2/η) over q, the
-    mean being that over n simulated rounds: few senders have a large variance, many
+    It minimizes `sampling_variance` + noise weight · E max(0, (K/q)²/cap − 2/η) over q,
+    the mean being that over n simulated rounds: few senders have a large variance, many
     senders a weak device among them. Of equally good numbers it takes the largest.
 
     Args:
@@ -178,7 +184,7 @@ def best_senders(
         clip: ℓ[K], the clipping thresholds of the devices.
         device_cap: the power limit of every device on a, [n, K].
         step_size: η.
-        weight: factor of the excess noise, 1 (paper) or m (corrected).
+        noise_weight: factor of the excess noise, 1 (paper) or m (corrected).
 
     Returns:
         q, from 1 to K.
@@ -191,7 +197,7 @@ def best_senders(
     noise = (devices / candidates) ** 2 / cap
     excess = np.maximum(0.0, noise - 2 / step_size).mean(0)
     variance = np.array([sampling_variance(clip, int(q)) for q in candidates])
-    error = variance + weight * excess
+    error = variance + noise_weight * excess
     # Reversed, so that the largest number is the first of equals.
     return int(devices - np.argmin(error[::-1]))
 
@@ -207,11 +213,11 @@ class Rule:
     """One of RULES."""
     clip: Array
     """ℓ[K]."""
-    reach: Array
-    """The power limit of a device on a over |h|², P_k/(N0 ℓ_k²), [K]."""
+    unit_gain_cap: Array
+    """The power limit of a device on a = α²/N0 where |h| = 1, P_k/(N0 ℓ_k²), [K]."""
     step_size: ArrayLike
     """η, or `Dynamics.noise_step` of kinetic steps: one for all rounds, or [S]."""
-    weight: float
+    noise_weight: float
     """Factor of the excess noise, 1 (paper) or m (corrected)."""
     uncertainty: float = 1.0
     """The largest |h/ĥ|, by which senders may arrive more strongly than intended."""
@@ -223,7 +229,8 @@ class Rule:
 
         Args:
             gains: |h|[S, K].
-            ranking: for `unbiased`, how good the channels are for their own devices.
+            ranking: how good the channels are for their own devices; for `unbiased`,
+                which needs it, and for no other rule.
         """
         if ranking is not None:
             return by_quality(ranking.quality, ranking.tie_breaks, self.senders)
@@ -233,9 +240,9 @@ class Rule:
         return threshold_schedule(
             gains,
             self.clip,
-            self.reach * gains**2,
+            self.unit_gain_cap * gains**2,
             self.step_size,
-            self.weight,
+            self.noise_weight,
         )
 
     def power_cap(self, gains: Array, active: NDArray[np.bool_]) -> Array:
@@ -251,7 +258,7 @@ class Rule:
         Returns:
             The cap on a of every round, [S].
         """
-        device_cap = self.reach * gains**2
+        device_cap = self.unit_gain_cap * gains**2
         return np.asarray(np.where(active, device_cap, np.inf).min(-1))
 
     def error(self, active: NDArray[np.bool_]) -> Array:
