@@ -1,6 +1,9 @@
 """Theorem 1: the optimal power for one kept sample over a static channel.
 
-It has a closed form, and so has the certificate.
+`solve` is its DP-limited regime, where privacy does not let every round transmit at its
+cap; the optimum has a closed form, and so has the certificate. In the LMC-limited and
+the power-limited regime every round is at its cap, which `wflmc.planning.policies`
+finds without a solver.
 """
 
 from typing import NamedTuple
@@ -102,10 +105,11 @@ def _water_level(cap: float, budget: float, rate: float, rounds: int) -> WaterLe
     n = np.arange(1.0, rounds + 1)
     log_cap = np.log(cap)
     uncapped_budget = budget - (rounds - n) * cap
+    # log Σ_{s=1}^{n} e^{rate·s}, with the largest term outside so as not to overflow.
+    log_ratio = np.log(np.expm1(-rate * n) / np.expm1(-rate))
+    log_sum = rate * n + log_ratio
     with np.errstate(divide="ignore", invalid="ignore"):
-        # log Σ_{s=1}^{n} e^{rate·s}, without overflow.
-        log_ratio = np.log(np.expm1(-rate * n) / np.expm1(-rate))
-        u = np.log(uncapped_budget) - (rate * n + log_ratio)
+        u = np.log(uncapped_budget) - log_sum
     is_possible = (uncapped_budget > 0) & (u + rate * n <= log_cap)
     uncapped = np.flatnonzero(is_possible)[-1]
     level = float(u[uncapped])
