@@ -26,7 +26,10 @@ ROUND_NOTICES = (
     NoticeCode.BUDGET_EXCEEDED,
     NoticeCode.CHAINS_MAY_BE_LOST,
 )
-"""Codes of notices that follow from the rounds of a plan alone."""
+"""Codes of the notices of `_round_notices`, all of which must stand here.
+
+Where plans are joined these are derived anew, and all others are taken from the parts.
+"""
 WIDE_NOISE_RATIO = 2.0
 """Noise over what sampling needs, above which samples spread too widely."""
 NOTHING_GAINED_RATIO = 10
@@ -97,9 +100,10 @@ def _large_delta(posterior: Posterior, unit: str, delta: float) -> Iterator[Noti
 
 
 def _unscaled_features(posterior: Posterior) -> Iterator[Notice]:
-    """Yield a notice about features of unlike or large size, by which chains move.
+    """Yield a notice about features of very different or large sizes.
 
-    Sizes are reported to a power of ten alone.
+    Sizes are those of the coordinates that chains move in, and are reported to a power
+    of ten alone.
     """
     scales = posterior.feature_scales
     if scales is None or not scales.any():
@@ -181,6 +185,7 @@ def _expands(posterior: Posterior, plan: Plan) -> bool:
         return False
     step = plan.dynamics.stretching_step(plan.step_size)
     longest_step = step.max()
+    # A model is asked about one step size: shorter steps count as smaller weights.
     weight = plan.weight * (step / longest_step)[:, None]
     return posterior.expansion(longest_step, weight) > 1
 
@@ -259,7 +264,10 @@ def _loose_curvature(posterior: Posterior, problem: Problem) -> Iterator[Notice]
 
 
 def _is_oracle(plan: Plan, problem: Problem, request: PlanRequest) -> bool:
-    """Return whether a plan with a promise is chosen by the posterior itself."""
+    """Return whether a plan with a promise is chosen by the posterior itself.
+
+    Policies that do not optimize look at no law, and have no lower bound.
+    """
     is_exact_optimum = problem.objective == "exact" and plan.lower_bound is not None
     has_promise = plan.privacy.epsilon is not None
     return is_exact_optimum and has_promise and request.policy.proxy is None
@@ -267,7 +275,8 @@ def _is_oracle(plan: Plan, problem: Problem, request: PlanRequest) -> bool:
 
 def _round_notices(plan: Plan) -> Iterator[Notice]:
     """Yield notices that follow from the rounds of a plan alone: `ROUND_NOTICES`."""
-    if plan.noise_ratio > WIDE_NOISE_RATIO:  # which no diagnostic of the chains can see
+    # No diagnostic of the chains can see it.
+    if plan.noise_ratio > WIDE_NOISE_RATIO:
         yield Notice(
             NoticeCode.EXCESS_NOISE,
             f"After burn-in, {plan.noise_ratio:.3g} times the noise that sampling "

@@ -209,7 +209,7 @@ def clipped_law(plan: Plan) -> Array:
 
 
 def _law_on_quadratic(plan: Plan, curvature: float) -> Array:
-    """Return W2²[S] of the model on a quadratic, its squared mean and its variance."""
+    """Return W2²[S] of the model on a quadratic, from its squared mean and variance."""
     reach = float(plan.clip.sum())
     distance_sq = plan.initial_w2_sq
     variance = 1 / curvature
