@@ -110,7 +110,10 @@ class Expansion(NamedTuple):
     gradient: Array
     """Of F by v, [S_u, S]."""
     hessian_root: Array
-    """J with J Jᵀ the Hessian of F, [S_u, S, r]."""
+    """J with J Jᵀ the Hessian of F, [S_u, S, r].
+
+    It has a column for each pair i ≤ j of m eigenvectors, or for each of d eigenvalues.
+    """
 
 
 class _ByMatrices:
@@ -141,8 +144,10 @@ class _ByMatrices:
         self.rows, self.columns = np.triu_indices(self.dim)
 
     def _roots(self, v: Array) -> tuple[Array, Array]:
-        """Return the square roots of the eigenvalues of C*^½ C C*^½, and its
-        eigenvectors."""
+        """Return the square roots of the eigenvalues of C*^½ C C*^½, and eigenvectors.
+
+        They are [S_u, m] and [S_u, m, m], with eigenvectors as columns.
+        """
         flat = self.base + v @ self.effect
         inner = flat.reshape(-1, self.dim, self.dim)
         transposed = np.swapaxes(inner, -1, -2)
@@ -200,7 +205,7 @@ class _ByMatrices:
 
 
 class _ByEigenvalues:
-    """The same where all matrices share their eigenvectors.
+    """W2² as of `_ByMatrices`, where all matrices share their eigenvectors.
 
     Args:
         response: by eigenvalues, [..., d].
@@ -338,6 +343,7 @@ def solve(problem: NoiseProblem) -> NoiseSolution:
     distance = distances(problem.response)
     limits = _noise_limits(problem)
     best = NoiseIncumbent(distance, limits, interior_noise(limits, distance))
+    # A path needs finite limits: where none is implied, far above any useful noise.
     largest = np.where(np.isfinite(best.ceiling), 4 * best.ceiling, 1e6 * best.v)
     high = np.minimum(limits.high, largest)
     moderate = problem.moderate
@@ -366,7 +372,8 @@ def _noise_limits(problem: NoiseProblem) -> NoiseLimits:
     binding = np.flatnonzero(largest_spending > budget)
     binding_budget = budget[binding][:, None]
     use = problem.active.T[binding] * (cost / binding_budget)
-    # Noise without limit would improve nothing.
+    # A round has at least MIN_POWER_FRACTION of an even split of every budget: noise
+    # without limit would improve nothing.
     largest = use.max(0, initial=0.0) * cost.size / MIN_POWER_FRACTION
     useful = np.where(largest > 0, largest, np.inf)
     high = np.maximum(problem.low, np.minimum(problem.high, useful))
@@ -406,11 +413,11 @@ class NoiseIncumbent:
         self.bound = float(distances.shift.max())
         self.rounding = DISTANCE_ROUNDING * distances.spread
         self.offer(v)
-        # Noise whose trace alone is larger than this at a kept round is farther from
-        # the posterior than v: it need not be looked at.
-        reach = (np.sqrt(distances.spread) + np.sqrt(self.value)) ** 2
+        # Noise that adds more than this to tr C of a kept round is farther from the
+        # posterior than v: it need not be looked at.
+        largest_trace = (np.sqrt(distances.spread) + np.sqrt(self.value)) ** 2
         with np.errstate(divide="ignore", over="ignore"):
-            implied = reach / distances.trace.max(0)
+            implied = largest_trace / distances.trace.max(0)
         self.ceiling = np.minimum(limits.high, implied)
 
     @property
@@ -516,14 +523,17 @@ def interior_noise(limits: NoiseLimits, distances: Distances) -> Array:
     largest_inverse = 1 / limits.low
     range_of_inverse = largest_inverse - smallest_inverse
     weight = distances.trace.mean(0)
-    size = distances.trace.sum(1).max() / distances.spread
-    rise = np.full(largest_inverse.size, size)
+    # 1/v at which all rounds together add the posterior's own size to tr C.
+    inverse_of_size = distances.trace.sum(1).max() / distances.spread
+    rise = np.full(largest_inverse.size, inverse_of_size)
     if limits.use.size:
+        # The largest 1/v ∝ √(weight/price) that meets all budgets.
         price = limits.use.mean(0)
         worth = weight / np.maximum(price, 1e-3 * price.max())
         profile = np.sqrt(np.maximum(worth, 1e-30 * weight.max()))
         rise = np.minimum(rise, profile / float(np.max(limits.use @ profile)))
     smallest_rise = np.minimum(smallest_inverse, 0.5 * range_of_inverse)
+    # From here on counted from the smallest 1/v.
     rise = np.clip(rise - smallest_inverse, smallest_rise, 0.9 * range_of_inverse)
     required = limits.use @ rise
     available = np.maximum(1 - limits.use @ smallest_inverse, 1e-14)
@@ -591,10 +601,10 @@ class NoiseDirection(NamedTuple):
 class NoisePath:
     """Primal-dual interior point for min t, F(v) ≤ t, under the limits of the noise.
 
-    It uses Mehrotra's corrector. All constraints have slacks x and prices z, stacked:
-    F ≤ t, budgets, low, high. Slacks are unknowns of their own and may differ from what
-    they stand for by `residual`, which a full step removes but for curvature. Steps are
-    relative, dv = v y.
+    It uses Mehrotra's corrector. All constraints have slacks x and prices z
+    (`multipliers`), stacked: F ≤ t, budgets, low, high. Slacks are unknowns of their
+    own and may differ from what they stand for by `residual`, which a full step removes
+    but for curvature. Steps are relative, dv = v y.
 
     Args:
         distances: W2² as a function of the noise.
@@ -615,6 +625,7 @@ class NoisePath:
         self.expansion = distances.expand(self.v)
         largest = float(self.expansion.value.max())
         smallest = float(self.expansion.value.min())
+        # A little above all F, so that their slacks are positive.
         self.level = 1.2 * largest - 0.1 * smallest + 1e-6 * distances.spread
         self.slacks = self._slacks()
         self.residual = np.zeros(self.slacks.size)
@@ -673,11 +684,11 @@ class NoisePath:
         mean_slope = ratio.rounds @ slope / level_curvature
 
         root_weight = np.sqrt(multipliers.rounds)[:, None, None]
-        bend = expansion.hessian_root * (root_weight * v[:, None])
-        bend = bend.swapaxes(1, 2).reshape(-1, self.rounds)
+        curvature = expansion.hessian_root * (root_weight * v[:, None])
+        curvature = curvature.swapaxes(1, 2).reshape(-1, self.rounds)
         deviation = (slope - mean_slope) * np.sqrt(ratio.rounds)[:, None]
         spending = cost * np.sqrt(ratio.budgets)[:, None]
-        H = bend.T @ bend + deviation.T @ deviation + spending.T @ spending
+        H = curvature.T @ curvature + deviation.T @ deviation + spending.T @ spending
         box = v * v * (ratio.low + ratio.high)
         diagonal = slice(None, None, self.rounds + 1)
         H.flat[diagonal] += box + 2 * (multipliers.budgets @ cost)
@@ -697,12 +708,17 @@ class NoisePath:
     def _direction(
         self, system: NoiseNewtonSystem, aim: Array | float
     ) -> NoiseDirection:
-        """Return the step towards x z = aim."""
+        """Return the step towards x z = aim.
+
+        Slacks and prices are eliminated. `constant` is the part of the prices after the
+        step that does not depend on the step.
+        """
         target = aim / self.slacks
-        stacked = target + system.ratio * self.residual
-        w, lam, low, high = self._by_constraint(stacked)
-        gradient = w @ system.slope - lam @ system.cost + self.v * (high - low)
-        level_gradient = 1 - w.sum()
+        constant = self._by_constraint(target + system.ratio * self.residual)
+        of_limits = self.v * (constant.high - constant.low)
+        gradient = constant.rounds @ system.slope - constant.budgets @ system.cost
+        gradient = gradient + of_limits
+        level_gradient = 1 - constant.rounds.sum()
         right = gradient + system.mean_slope * level_gradient
         scaled_step = cho_solve(system.factor, system.scale * right, check_finite=False)
         y = -system.scale * scaled_step
@@ -712,9 +728,11 @@ class NoisePath:
             [level - system.slope @ y, system.cost @ y, self.v * y, -self.v * y]
         )
         slacks = change - self.residual
-        prices = target - self.multipliers - system.ratio * slacks
         return NoiseDirection(
-            relative_noise=y, level=level, slacks=slacks, prices=prices
+            relative_noise=y,
+            level=level,
+            slacks=slacks,
+            prices=target - self.multipliers - system.ratio * slacks,
         )
 
     def step(self) -> bool:
@@ -738,7 +756,7 @@ class NoisePath:
         largest_fall = np.full(self.rounds, MAX_RELATIVE_STEP - self.min_centering)
         length = BOUNDARY_FRACTION * min(
             self._longest_step(corrector),
-            _reach(largest_fall, corrector.relative_noise),
+            _length_to_zero(largest_fall, corrector.relative_noise),
         )
         if not np.isfinite(length * corrector.relative_noise).all():
             return False
@@ -752,8 +770,8 @@ class NoisePath:
 
     def _longest_step(self, direction: NoiseDirection) -> float:
         """Return the longest step, at most 1, that keeps slacks and prices positive."""
-        by_slacks = _reach(self.slacks, direction.slacks)
-        by_prices = _reach(self.multipliers, direction.prices)
+        by_slacks = _length_to_zero(self.slacks, direction.slacks)
+        by_prices = _length_to_zero(self.multipliers, direction.prices)
         return min(by_slacks, by_prices)
 
     def _centre(self, predictor: NoiseDirection, length: float) -> float:
@@ -775,7 +793,7 @@ class NoisePath:
         return mean_product * min(1.0, progress + 0.1 * residual + self.min_centering)
 
 
-def _reach(x: Array, dx: Array) -> float:
+def _length_to_zero(x: Array, dx: Array) -> float:
     """Return the longest step, at most 1, that keeps x at or above 0."""
     falls = dx < 0
     return float(np.min(-x[falls] / dx[falls], initial=1.0))

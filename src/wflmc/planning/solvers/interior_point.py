@@ -62,7 +62,11 @@ class NesterovToddScaling(NamedTuple):
 
 
 class NoiseSystem(NamedTuple):
-    """The system (diag(k) + L' D L) v = right, where L sums with decay."""
+    """The system (diag(k) + L' D L) v = right, where L sums with decay.
+
+    D has the prices over the slacks of t - B on its diagonal, 0 in burn-in; for the
+    objective "average" it is 0.
+    """
 
     decay: Array
     """From each round to the next, [S − 1]."""
@@ -192,11 +196,14 @@ class PowerPath:
         self._set_first_point()
 
     def _set_first_point(self) -> None:
-        """Start on the path, where the product of both matrices of a round is a
-        multiple of the identity, the same in all rounds."""
+        """Start on the path.
+
+        There the product of both matrices of a round is a multiple of the identity, the
+        same in all rounds.
+        """
         program = self.program
         rounds = program.cap.size
-        W = self._spread(self.weights)
+        W = self._transposed_sum(self.weights)
         floor = program.floor * (1 - INTERIOR)
         self.floored = np.flatnonzero(floor > 0)
         """Rounds with a floor."""
@@ -260,6 +267,7 @@ class PowerPath:
         smallest_price = price[price > 0].min()
         a = np.sqrt(program.cost * W / np.maximum(price, smallest_price))
         a = np.maximum(a, 1e-12 * a.max())
+        # Twice, as caps leave something of the budgets that other rounds may use.
         for fraction in (0.5, 0.9):
             largest_use = float(np.max(self.usage(a) / program.budget))
             a = np.minimum(a * (0.98 / largest_use), fraction * program.cap)
@@ -275,7 +283,7 @@ class PowerPath:
         """Return L x."""
         return dtbsv(1, self.inverse_sum, x, lower=1, diag=1)
 
-    def _spread(self, w: Array) -> Array:
+    def _transposed_sum(self, w: Array) -> Array:
         """Return L'w for w of the kept rounds."""
         full = np.zeros(self.program.cap.size)
         full[self.program.burn_in :] = w
@@ -471,7 +479,7 @@ class PowerPath:
         self.slack_prices = self.slack_prices + dual_length * price_step
         if self.is_worst:
             self.weights = self.slack_prices[self._at_budgets.stop :]
-        self.matrices[1, 1] = self._spread(self.weights)
+        self.matrices[1, 1] = self._transposed_sum(self.weights)
         self._measure()
         return True
 
@@ -598,7 +606,7 @@ class PowerPath:
         right[1:] *= 1 - self.decay
         right[:-1] -= self.decay * right[1:]
         solution = dpttrs(diagonal, off_diagonal, right)[0]
-        gradient = self._spread(level_ratio)
+        gradient = self._transposed_sum(level_ratio)
         noise = noise_system.solve(gradient)
         return LevelTerms(
             curvature=level_ratio @ solution[self.program.burn_in :],
@@ -627,7 +635,7 @@ class PowerPath:
         a_right[self.floored] -= aim[rounds : self.boxes]
         gradient = -self.matrices[1, 1]
         if level is not None:
-            gradient = self._spread(level_aim)
+            gradient = self._transposed_sum(level_aim)
         noise_right = matrix_aim[1] + gradient
         reduced_right = noise_right - system.coupling * a_right
         v = system.noise_system.solve(reduced_right)

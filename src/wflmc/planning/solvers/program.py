@@ -94,9 +94,9 @@ def dual(program: PowerProgram, w: Array, lam: Array) -> tuple[float, Array]:
     """Return the Lagrangian dual, and the powers that attain it.
 
     g(w, λ) = Σ w base − Σ_k λ_k B_k + Σ_s min_{floor ≤ a ≤ cap} (cost W/a + Λ a), with
-    W = L'w and Λ[s] = Σ_k active[s, k] λ_k; each minimum is √(cost W/Λ), clipped. No
-    feasible plan has a smaller objective than the dual value; at the optimum the powers
-    are the optimal plan.
+    W[s] = Σ_{s' ≥ s} w[s'] (ρ[s+1] … ρ[s'])² and Λ[s] = Σ_k active[s, k] λ_k. Each
+    minimum is at √(cost W/Λ), clipped. No feasible plan has a smaller objective than
+    the dual value; at the optimum the powers are the optimal plan.
 
     Args:
         program: the problem.
@@ -118,7 +118,8 @@ def dual(program: PowerProgram, w: Array, lam: Array) -> tuple[float, Array]:
     a = np.where(has_weight, clipped, program.floor)
     noise = np.zeros_like(a)
     np.divide(weight, a, out=noise, where=has_weight & (a > 0))
-    has_price = lam > 0  # an infinite budget must have no price
+    # Without the others: an infinite budget has no price, and 0 · inf is nan.
+    has_price = lam > 0
     payments = lam[has_price] @ program.budget[has_price]
     value = w @ program.base + (np.sum(noise + price * a) - payments)
     return float(value), a
@@ -213,8 +214,8 @@ def solve_by_cvxpy(program: PowerProgram) -> Array:
         expected = "'own' unless cvxpy is installed: pip install 'wflmc[convex]'"
         raise InputError("solver", "cvxpy", expected) from None
     rounds = program.cap.size
-    # Units in which a and the noise are near 1: without them Clarabel is off by per
-    # cents, on either side.
+    # Units in which a and the noise are near 1: without them Clarabel is off by a few
+    # percent, on either side.
     largest_count = max(1, program.active.sum(0).max())
     equal_part = np.median(program.budget) / largest_count
     unit = float(np.median(np.minimum(program.cap, equal_part)))
