@@ -201,7 +201,9 @@ def step_sizes(scenario: Scenario, posterior: Posterior) -> Value:
     if not isinstance(section.step_size, str):
         return np.array(section.step_size)
     names: dict[str, Value] = {"mu": posterior.mu, "L": posterior.L}
-    if section.burn_in != "auto":  # which a pilot with this step size finds
+    # The pilot that finds the number of burn-in rounds runs with this step size, which
+    # therefore cannot depend on that number.
+    if section.burn_in != "auto":
         rounds = section.burn_in + section.samples
         names |= {
             "s": np.arange(1.0, rounds + 1),
@@ -262,8 +264,9 @@ def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:
         ):
             operands = (_evaluate(left, names), _evaluate(right, names))
             result = _OPERATORS[type(op)](*operands)
+            # A root of a negative number is complex, and is refused.
             if not isinstance(result, complex):
-                return 1.0 * result
+                return 1.0 * result  # comparisons become 0 or 1
         case ast.Call(func=ast.Name(id=name), args=[_, *_] as parts, keywords=[]) if (
             name in _CALLS
         ):
@@ -439,7 +442,16 @@ def _preconditioned(
     privacy: Privacy,
     key: jax.Array | None,
 ) -> tuple[Posterior, Release | None]:
-    """Return the posterior in the coordinates of the scenario, and what they cost."""
+    """Return the posterior in the coordinates of the scenario, and what they cost.
+
+    Args:
+        scenario: whose `posterior.preconditioner` decides.
+        posterior: in the coordinates of its parameters.
+        link: over which a release is sent.
+        privacy: the promise that pays for it.
+        key: of the noise of a release, used only where the scenario's seed is secret;
+            else that noise has the key of `posterior.seed`. None draws one.
+    """
     section = scenario.posterior
     if section.preconditioner == "none":
         return posterior, None
@@ -466,7 +478,10 @@ def _constant_notices(
 ) -> Iterator[Notice]:
     """Yield notices about μ and L as the scenario has them, and about empty classes.
 
-    A constant of 0 in the scenario is computed from the data.
+    A constant of 0 in the scenario is computed from the data. Labels are looked at.
+
+    Raises:
+        InputError: μ exceeds L.
     """
     section = scenario.posterior
     mu = section.mu or posterior.mu
@@ -526,11 +541,12 @@ def build_sampler(scenario: Scenario, inputs: Inputs) -> Sampler:
     Returns:
         The sampler, with the dynamics of the inputs.
     """
+    # The dynamics have the friction already, with an expression evaluated.
     return core_value(
         Sampler,
         scenario.sampler,
         dynamics=inputs.dynamics,
-        friction=Sampler.friction,  # which the dynamics have already
+        friction=Sampler.friction,
         start=0 if inputs.release is None else len(inputs.release.loss),
     )
 
@@ -591,7 +607,10 @@ def _fading(section: LinkSection) -> channel.Fading:
 
 
 def _gains_from_file(gains: str) -> channel.Fading:
-    """Return the channel whose gains a file holds; errors name the file."""
+    """Return the channel whose gains a file holds.
+
+    Errors name the file without its folder.
+    """
     table = load_gains(gains)
     file = split_variable(gains)
     source = file._replace(path=Path(file.path).name)
