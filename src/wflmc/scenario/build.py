@@ -25,7 +25,12 @@ from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.privacy import Privacy
 from wflmc.privacy.whitening import Release, release_whitening
-from wflmc.scenario.coverage import CONSTANTS, NotCovered, not_covered
+from wflmc.scenario.coverage import (
+    CONSTANTS,
+    EXACT_OBJECTIVE,
+    NotCovered,
+    not_covered,
+)
 from wflmc.scenario.files import Labels, is_data_path, load_data
 from wflmc.scenario.gains import load_gains, split_variable
 from wflmc.scenario.schema import LinkSection, PosteriorSection, Scenario, irrelevant
@@ -85,13 +90,15 @@ class Inputs(NamedTuple):
 
     @property
     def public(self) -> bool:
-        """Whether a promise is made and no number of a plan comes from the data.
+        """Whether a promise is made and no number of a plan is computed from the data.
 
-        A plan then reveals nothing of them.
+        The shape of the data, such as how many examples each device has, counts as
+        public here.
         """
         if self.privacy.epsilon is None:
             return False
-        return not any(item.name in CONSTANTS for item in self.not_covered)
+        sources = (*CONSTANTS, EXACT_OBJECTIVE)
+        return not any(item.name in sources for item in self.not_covered)
 
 
 THESE_DATA = "these data"

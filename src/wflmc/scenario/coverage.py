@@ -44,6 +44,8 @@ class NotCovered:
 
 BROADCAST_EFFECT = "the effect of link.downlink_snr_db"
 DIRECTIONS = "the principal directions of posterior.data"
+EXACT_OBJECTIVE = "policy.objective"
+"""The name of the objective "exact", which takes a plan's powers from the data."""
 CONSTANTS = (
     "posterior.model",
     "posterior.preconditioner",
@@ -53,7 +55,7 @@ CONSTANTS = (
     "sampler.burn_in",
     BROADCAST_EFFECT,
 )
-"""Names of the sources of a plan's numbers."""
+"""Names of the sources of a plan's numbers, for any policy."""
 FROM_DATA = (
     DIRECTIONS,
     "posterior.examples",
@@ -186,7 +188,7 @@ def _constant_items(scenario: Scenario) -> list[_Item]:
             has_noisy_broadcast and not is_exact,
             "The plan uses the devices' curvatures, by which noise acts.",
         ),
-        _Item("policy.objective", is_exact, oracle_notice().text),
+        _Item(EXACT_OBJECTIVE, is_exact, oracle_notice().text),
         _Item(
             "sampler.seed",
             sampler.seed != "secret",
