@@ -72,7 +72,7 @@ REFUSALS = (
 
 
 class _Item(NamedTuple):
-    """A possible entry of the list, and whether a scenario has it."""
+    """A possible entry of the list, and whether it applies to a scenario."""
 
     name: str
     applies: bool
@@ -111,7 +111,7 @@ def _is_custom(section: PosteriorSection) -> bool:
 
 
 def _data_items(scenario: Scenario) -> list[_Item]:
-    """Return what decides which examples a model has, and who holds them."""
+    """Return what may decide which examples a model has, and who holds them."""
     section = scenario.posterior
     has_images = section.data in DATA_SETS
     is_projected = has_images and section.features == "principal"
@@ -144,7 +144,7 @@ def _data_items(scenario: Scenario) -> list[_Item]:
 
 
 def _constant_items(scenario: Scenario) -> list[_Item]:
-    """Return what decides the constants of a plan and its noise."""
+    """Return what may decide the constants of a plan and its noise."""
     section = scenario.posterior
     sampler = scenario.sampler
     is_custom = _is_custom(section)
@@ -198,7 +198,7 @@ def _constant_items(scenario: Scenario) -> list[_Item]:
 
 
 def _shown_items(scenario: Scenario, scored: bool) -> list[_Item]:
-    """Return what the folder of a run shows of the data, and a published file not."""
+    """Return what the folder of a run may show of the data, but no published file."""
     return [
         _Item(
             "clip rates",

@@ -329,7 +329,8 @@ def _read_csv(path: str | Path) -> _CsvFile:
 def _has_header(file: _CsvFile, labels: Labels, examples: int | None) -> bool:
     """Return whether the first row names the columns.
 
-    The public number of examples decides, and without one what the row looks like.
+    The public number of examples decides. Without one, what the row looks like does,
+    also where the rows are of another number: `build_posterior` refuses those.
     """
     if examples is not None and len(file.rows) in (examples, examples + 1):
         return len(file.rows) == examples + 1
@@ -342,6 +343,7 @@ def _has_header(file: _CsvFile, labels: Labels, examples: int | None) -> bool:
     if labels != "numbers":
         last_cells = [row.cells[-1] for row in file.rows]
         if all(parse_finite(cell) is None for cell in last_cells):
+            # Behind numbers, and above text, "y" may be a name or a label.
             clear = "a CSV whose first line is clearly names or an example"
             raise file.error(f"{clear}; posterior.examples says which it is")
     return True

@@ -32,7 +32,8 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LONG_NUMBER = r"(?<=[no] )(0\.00000\d*|\d{12,})"
-"""A limit that is better read with an exponent, behind "greater than" or "equal to"."""
+"""A limit that is better read with an exponent, behind the last letters of "greater
+than" or "equal to" in pydantic's messages."""
 
 # Type checkers read the keys as the fields that they are made from.
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Scenario(ScenarioSection):
 
 SECTIONS = {name: type(field.default) for name, field in Scenario.model_fields.items()}
 KINETIC_STEP = "1/L**0.5"
-"""Half of where kinetic steps become unstable."""
+"""The default of kinetic dynamics: half of the step at which they become unstable."""
 PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
 """The paper's images of MNIST, and principal directions that they are projected on."""
 SCATTERING_COEFFICIENTS = 3969
@@ -285,12 +286,15 @@ def irrelevant(scenario: Scenario) -> dict[str, str]:
     return {rule.key: rule.reason for rule in rules if rule.has_no_effect}
 
 
-def _has_ideal_link(policy: "PolicySection") -> bool:
+def _has_ideal_link(policy: PolicySection) -> bool:
     return policy.power in ("noiseless", "noiseless-dp")
 
 
-def _is_released(posterior: PosteriorSection) -> bool:
-    """Return whether a release is sent over the link, whatever comes after it."""
+def _has_release(posterior: PosteriorSection) -> bool:
+    """Return whether a whitening release is sent over the link.
+
+    It is, even if the policy then has an ideal link.
+    """
     return posterior.preconditioner == "private-whiten"
 
 
@@ -299,7 +303,7 @@ def _link_rules(scenario: Scenario) -> list[_Rule]:
     link = scenario.link
     policy = scenario.policy
     is_ideal = _has_ideal_link(policy)
-    is_unused = is_ideal and not _is_released(scenario.posterior)
+    is_unused = is_ideal and not _has_release(scenario.posterior)
     no_fading = link.fading in ("file", "static")
     is_random = link.csi_error > 0 or policy.schedule == "unbiased"
     draws_nothing = no_fading and (is_ideal or not is_random)
@@ -323,7 +327,7 @@ def _posterior_rules(posterior: PosteriorSection) -> list[_Rule]:
     is_drawn = has_images or posterior.data == "synthetic"
     is_dealt_out = posterior.partition not in ("blocks", "by-label")
     draws_nothing = not is_drawn and not is_dealt_out
-    not_released = not _is_released(posterior)
+    not_released = not _has_release(posterior)
     preconditioner = f"posterior.preconditioner = {posterior.preconditioner!r}"
     no_whitening = posterior.preconditioner == "none"
     data = f"posterior.data = {posterior.data!r}"
@@ -345,7 +349,7 @@ def _posterior_rules(posterior: PosteriorSection) -> list[_Rule]:
     ]
 
 
-def _privacy_rules(privacy: "PrivacySection") -> list[_Rule]:
+def _privacy_rules(privacy: PrivacySection) -> list[_Rule]:
     """Return the rules of the section `privacy`."""
     hides_devices = privacy.unit == "device"
     no_promise = privacy.epsilon is None
@@ -355,7 +359,7 @@ def _privacy_rules(privacy: "PrivacySection") -> list[_Rule]:
     ]
 
 
-def _sampler_rules(sampler: "SamplerSection") -> list[_Rule]:
+def _sampler_rules(sampler: SamplerSection) -> list[_Rule]:
     """Return the rules of the section `sampler`."""
     is_overdamped = sampler.dynamics != "kinetic"
     plans_nothing = sampler.burn_in == 0 and sampler.step_schedule == "planned"
@@ -410,7 +414,7 @@ def _explain(error: ValidationError, prefix: str) -> InputError:
     ]
     relevant = fitting or same_key
     value = relevant[0]["input"]
-    is_nan = value != value
+    is_nan = value != value  # values may be of any type, for which isnan may fail
     limit_errors = ("greater", "less")
     if is_nan and all(item["type"].startswith(limit_errors) for item in relevant):
         return InputError(prefix + key, value, "a number")
@@ -425,7 +429,10 @@ def _short(digits: re.Match[str]) -> str:
 
 
 def _nearest(key: str) -> str:
-    """Return what to write instead of an unknown section or key."""
+    """Return what to write instead of an unknown section or key.
+
+    It is the end of the sentence "must be a known ...".
+    """
     section, _, name = key.partition(".")
     keys = [
         f"{section_name}.{field}"
