@@ -71,7 +71,7 @@ class Whitening(NamedTuple):
         whitened = np.full((len(values), dim + intercept), CONSTANT, np.float32)
         for block in _blocks(values):
             centred = block.values - self.mean
-            padded = np.asarray(_times(centred, self.root))
+            padded = np.asarray(_product(centred, self.root))
             z = padded[: block.row_count]
             lengths = np.linalg.norm(z, axis=1, keepdims=True)
             scale = np.maximum(lengths, self.radius)
@@ -116,15 +116,16 @@ def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
 
 
 def _scatter_matrix(values: NDArray[np.floating], mean: Array) -> NDArray[np.float64]:
-    """Return Σ (u − m)(u − m)ᵀ over rows.
+    """Return Σ (u − m)(u − m)ᵀ over rows u, [d, d].
 
     Sums are in float32 within a block, and in float64 over blocks.
     """
     total = np.zeros((mean.size, mean.size))
     for block in _blocks(values):
+        # Rows that fill the block up would count as −m.
         is_row = np.arange(len(block.values)) < block.row_count
         centred = (block.values - mean) * is_row[:, None]
-        total += np.asarray(_times(centred.T, centred))
+        total += np.asarray(_product(centred.T, centred))
     return total
 
 
@@ -134,7 +135,7 @@ def _median_length(values: NDArray[np.floating], mean: Array, root: Array) -> fl
     measured = values[::stride]
     lengths = []
     for block in _blocks(measured):
-        whitened = np.asarray(_times(block.values - mean, root))
+        whitened = np.asarray(_product(block.values - mean, root))
         lengths.append(np.linalg.norm(whitened, axis=1))
     return float(np.median(np.concatenate(lengths)[: len(measured)]))
 
@@ -157,7 +158,8 @@ def image_features(
         whiten_from: the public data set whose moments whiten them; empty for none.
         ridge: of `public_whitening`.
         intercept: whether to add a constant feature.
-        chosen: indices of training images; None for all of them.
+        chosen: indices of training images, as `draw_images` returns them; None for all
+            of them. As many as there are stand for all in their order.
 
     Returns:
         Features in float32 and labels, of the chosen training images and of the test
@@ -173,6 +175,7 @@ def image_features(
             f"another data set than {name}, whose moments are private",
         )
     images = load(name)
+    # A slice does not copy the features of all images from the cache.
     rows: slice | NDArray[np.intp] = slice(None)
     if chosen is not None and len(chosen) != len(images.train_labels):
         rows = chosen
@@ -218,6 +221,7 @@ def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
     path = cache_folder() / "scattering" / file_name
     if not path.exists():
         whitening = public_whitening(cached_features(images), ridge)
+        # Several processes may compute the same file at once.
         with replacing(path, f".{os.getpid()}.part") as file:
             np.savez(file, **whitening._asdict())
     with np.load(path) as file:
@@ -228,7 +232,7 @@ class _Block(NamedTuple):
     """Some successive rows."""
 
     rows: slice
-    """Which they are."""
+    """Which they are in the whole matrix."""
     values: Array
     """In float32; rows beyond the last one are zeros, so that one shape is compiled."""
 
@@ -239,17 +243,17 @@ class _Block(NamedTuple):
 
 
 def _blocks(rows: NDArray[np.floating]) -> Iterator[_Block]:
-    """Yield rows in blocks of the same shape."""
+    """Yield successive rows of a matrix in blocks of the same shape."""
     block_rows = min(BLOCK_ROWS, len(rows))
     for start in range(0, len(rows), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(rows))
-        of_block = slice(start, stop)
+        block = slice(start, stop)
         values = np.zeros((block_rows, rows.shape[1]), np.float32)
-        values[: stop - start] = rows[of_block]
-        yield _Block(of_block, values)
+        values[: stop - start] = rows[block]
+        yield _Block(block, values)
 
 
 @jax.jit
-def _times(left: jax.Array, right: jax.Array) -> jax.Array:
+def _product(left: jax.Array, right: jax.Array) -> jax.Array:
     """Return the product of matrices, in full float32."""
     return jnp.matmul(left, right, precision="highest")

