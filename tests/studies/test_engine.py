@@ -269,7 +269,9 @@ def test_workers_that_die(cluster, tmp_path):
 
 def test_a_worker_that_would_give_other_numbers_is_refused(software):
     cloudpickle = pytest.importorskip("cloudpickle")
-    order = engines.order(cloudpickle.dumps(lambda task, progress: {"y": task + 1}))
+    order = engines.make_work_order(
+        cloudpickle.dumps(lambda task, progress: {"y": task + 1})
+    )
 
     def ask(**changes):
         return perform({**order, **changes}, cloudpickle.dumps(2))

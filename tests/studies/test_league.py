@@ -50,7 +50,7 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     grid = (1.0, 10.0) if FULL else (10.0,)
     monkeypatch.setattr(league, "EPSILONS", grid)
     monkeypatch.setattr(league, "PUBLIC_DATA_SET", {"mnist": "fashion-mnist"})
-    study = league_study(League(2, posterior=True))
+    study = league_study(League(2, unclipped=True))
     tables = run_study(
         study._replace(identity={}), None, lambda done: None, pytest.fail
     )

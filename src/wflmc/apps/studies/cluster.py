@@ -26,7 +26,7 @@ from wflmc.apps.studies.engines import (
     StudyError,
     TaskT,
     Work,
-    order,
+    make_work_order,
 )
 from wflmc.support.errors import InputError
 
@@ -228,7 +228,7 @@ def _pickled_by_value(work: Work[TaskT, ResultT]) -> Callable[[bytes], object]:
 
     A nested function belongs to no module, and is pickled with its code.
     """
-    work_order = order(cloudpickle.dumps(work))
+    work_order = make_work_order(cloudpickle.dumps(work))
 
     def call(task: bytes) -> object:
         from distributed import get_worker

@@ -188,7 +188,7 @@ def open_engine(name: str, workers: int | None, warn: Warn) -> Iterator[Engine]:
         yield engine
 
 
-def order(work: bytes) -> WorkOrder:
+def make_work_order(work: bytes) -> WorkOrder:
     """Return pickled work together with what decides its results in this process.
 
     A worker compares the versions with its own and takes over the settings of JAX

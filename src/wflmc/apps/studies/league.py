@@ -150,12 +150,13 @@ class League:
     Args:
         experiments: number of channels and seeds.
         memory: limit of the sampler, in bytes.
-        posterior: whether to add unclipped chains, which need an accelerator.
+        unclipped: whether to add rows of the posterior itself, from unclipped chains,
+            which need an accelerator.
     """
 
     experiments: int = 3
     memory: float | None = None
-    posterior: bool = False
+    unclipped: bool = False
 
 
 def league_features(name: str) -> Features:
@@ -384,7 +385,7 @@ def league_study(setting: League) -> Study:
     order: list[str] = []
     for name in PUBLIC_DATA_SET:
         title = DATA_SETS[name].title
-        if setting.posterior:
+        if setting.unclipped:
             points.append(Point(None, (f"{title}, posterior",)))
         points += _points_of(name)
         order += [f"{title}, {row_name}" for row_name in (*ROWS, "posterior")]

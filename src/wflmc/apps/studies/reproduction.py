@@ -281,7 +281,7 @@ class Reproduction:
     def _league(self, figure: str) -> FigureStudies:
         """Return the league of private accuracies, with unclipped chains or without."""
         count = self._count(figure)
-        setting = League(count, self.memory, posterior=figure != "league")
+        setting = League(count, self.memory, unclipped=figure != "league")
         subtitle = (
             "60,000 images on 30 devices, (ε, 1e-5) per image (add-remove), 20 dB, "
             f"{count} experiments"
