@@ -122,6 +122,20 @@ def test_networks_say_why_parameters_cannot_mix():
     assert "R-hat of first" in text
 
 
+def test_the_curvature_of_the_prior_is_not_that_of_other_coordinates():
+    eqx = pytest.importorskip("equinox", reason="pip install equinox")
+    posterior = wflmc.from_equinox(
+        eqx.nn.Linear(3, 1, key=jax.random.key(0)),
+        lambda output, target: -0.5 * jnp.sum((output - target) ** 2),
+        (X, Y.astype(np.float32)),
+        devices=3,
+        prior=0.1,
+        preconditioner="laplace",
+    )
+    assert posterior.mu <= posterior.L
+    assert "mu" in posterior.estimated
+
+
 def test_bad_modules_are_refused():
     pytest.importorskip("flax", reason="pip install flax")
     with raises_input_error("module", "flax.nnx", "flax.linen"):

@@ -58,9 +58,10 @@ def from_flax(
         prior: standard deviation of N(0, s²) for all parameters; one for each leaf, a
             pytree; or a log-density, a function of the parameters.
         key: initialises a Linen module; jax.random.key(0) by default.
-        options: those of `posterior_from`. Without `mu` it is the prior's, and without
-            `L` the largest curvature where chains start: the cost of a network is not
-            convex, and no bound holds.
+        options: those of `posterior_from`. Without `mu` and a preconditioner, μ is the
+            prior's, or 1 where the prior is a log-density. Without `L` it is the
+            largest curvature where chains start: the cost of a network is not convex,
+            and no bound holds.
 
     Returns:
         The posterior of the parameters, which `posterior.unflatten` returns as the
@@ -213,7 +214,9 @@ def _network(
         return -0.5 * sum(jax.tree.leaves(squares))
 
     matrices = [leaf for leaf in jax.tree.leaves(start) if np.ndim(leaf) > 1]
-    if isinstance(options.get("preconditioner", "none"), str):
+    # In other coordinates the prior has another curvature.
+    preconditioner = options.get("preconditioner", "none")
+    if isinstance(preconditioner, str) and preconditioner == "none":
         largest_deviation = max(map(np.max, jax.tree.leaves(deviations)))
         options.setdefault("mu", float(largest_deviation) ** -2)
     # Hidden units of more than one layer can be exchanged.
