@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
         for item in items:
             files[item.path].append(item)
-        shuffled, chance = list(files.values()), random.Random(int(seed))
+        shuffled = list(files.values())
+        chance = random.Random(int(seed))
         chance.shuffle(shuffled)
         for group in shuffled:
             chance.shuffle(group)

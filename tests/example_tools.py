@@ -29,7 +29,8 @@ def z_scores(theta, known):
     sample sizes.
     """
     theta, known = theta.astype(float), known.astype(float)
-    centre, count = theta.mean((0, 1)), len(theta) ** 0.5
+    centre = theta.mean((0, 1))
+    count = len(theta) ** 0.5
     of_mean = theta.mean(1).std(0, ddof=1) / count
     variance = ((theta - centre) ** 2).mean(1)
     spread = np.sqrt(variance.mean(0))

@@ -98,7 +98,8 @@ def make_federation(
     scenario = validate(content)
     inputs = build(scenario)
     plan = federated_plan(scenario, inputs, **how)
-    key, chains = jax.random.key(scenario.sampler.seed), scenario.sampler.chains
+    key = jax.random.key(scenario.sampler.seed)
+    chains = scenario.sampler.chains
     job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
     write_federation(folder, scenario, inputs, job)
     return Federation(scenario, inputs, job, folder)
@@ -122,9 +123,11 @@ def expected_chain(
 
     Written apart from the code under test: only the draws of the noise are shared. sent[S, K].
     """
-    plan, number = job.plan, np.arange(job.chains)
+    plan = job.plan
+    number = np.arange(job.chains)
     noise_key = jax.random.fold_in(jax.random.wrap_key_data(job.key), _crc("noise"))
-    theta, positions = job.position.astype(float), []
+    theta = job.position.astype(float)
+    positions = []
     for s in range(len(plan.rounds)):
         active = int(sent[s].sum())
         if active:
@@ -226,7 +229,8 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> str:
-        ident, node = uuid.uuid4().hex, message.metadata.dst_node_id
+        ident = uuid.uuid4().hex
+        node = message.metadata.dst_node_id
         sent = _transferred(message, ident)
         try:
             answer: Message | None = self._app(sent, self._context[node])

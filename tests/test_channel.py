@@ -14,7 +14,8 @@ from wflmc.support.recursion import first_order
 
 from .error_tools import raises_input_error
 
-ROUNDS, DEVICES = 4000, 200
+ROUNDS = 4000
+DEVICES = 200
 
 
 def gains(fading, seed=0, rounds=ROUNDS, devices=DEVICES):
@@ -58,7 +59,8 @@ def test_full_correlation_is_a_static_channel():
 def test_rayleigh_is_circular_gaussian():
     h = gains(channel.rayleigh(power=1.0)).ravel()
     # |h|² of CN(0,1) is Exp(1): P(|h|² > 1) = 1/e, with a binomial standard error.
-    fraction, expected = np.mean(np.abs(h) ** 2 > 1), np.exp(-1)
+    fraction = np.mean(np.abs(h) ** 2 > 1)
+    expected = np.exp(-1)
     assert abs(fraction - expected) < 4 * np.sqrt(expected * (1 - expected) / h.size)
     assert abs(np.mean(h**2)) < 4 * np.sqrt(2 / h.size)
 
@@ -156,7 +158,8 @@ def test_first_order_recursion_against_a_loop():
         steps = generator.standard_normal((50, 3)) + 1j * generator.standard_normal(
             (50, 3)
         )
-        value, expected = np.full(3, 2.0 + 0j), []
+        value = np.full(3, 2.0 + 0j)
+        expected = []
         for row in steps:
             value = factor * value + row
             expected.append(value)
@@ -200,7 +203,8 @@ def test_all_antennas_tell_more_than_a_beam(array):
     """The loss of the whole vector over that of the beam's output, by the covariance of each."""
     generator = np.random.default_rng(1)
     weights = complex_gains(generator, len(array), ANTENNAS)
-    noise_power, change = 0.7, 0.3 - 0.2j
+    noise_power = 0.7
+    change = 0.3 - 0.2j
     factor = channel.beam_loss_factor(array, weights)
     assert factor.shape == (5, 6)
     for (s, k), power_ratio in np.ndenumerate(factor):
@@ -218,7 +222,9 @@ def test_all_antennas_tell_more_than_a_beam(array):
 def test_a_server_tells_neighbours_apart_by_all_antennas(array):
     """Simulated receptions: the best test of a beam's output is as good as its loss says, that of y is better."""
     h = array[0, :, 0]
-    weights, draws, noise_power = np.ones(ANTENNAS), 200_000, 40.0
+    weights = np.ones(ANTENNAS)
+    draws = 200_000
+    noise_power = 40.0
     n = complex_gains(np.random.default_rng(2), draws, ANTENNAS) * np.sqrt(
         noise_power / 2
     )

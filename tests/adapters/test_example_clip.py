@@ -10,7 +10,8 @@ from wflmc.planning.defaults import BURN_IN_MEMORIES, CLIP_SAMPLES_MEMORIES
 
 from ..error_tools import codes_of
 
-N, M = 400, 3
+N = 400
+M = 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, M)) * np.array([1.0, 20.0, 0.1])
 Y = X @ np.array([1.0, 0.1, -3.0]) + RNG.normal(size=N)

@@ -168,7 +168,8 @@ def test_a_server_that_stops_while_it_writes_progress(federated, monkeypatch, le
     """
     devices = federated.devices()
     disk = Disk(federated.folder / "server")
-    original, copy = os.replace, federated.folder / "copy"
+    original = os.replace
+    copy = federated.folder / "copy"
     saved = itertools.count()
 
     def replace(source: Any, target: Any) -> None:

@@ -21,7 +21,9 @@ from wflmc.support.errors import InputError
 
 from ..conftest import FULL
 
-FEW_ROWS, MANY_ROWS, PAIRED_ROWS = 3, 9, 1030
+FEW_ROWS = 3
+MANY_ROWS = 9
+PAIRED_ROWS = 1030
 """Records of a device: of a path for few rows, of the usual one, and of one that adds pairs of floats."""
 OVERFLOWING_ROWS = 20_000
 """Records whose sum is longer than 1.8e19 where each is as long as the largest clip."""
@@ -121,7 +123,8 @@ class SoftmaxPath:
     """Records of a softmax regression of three classes, which θ classifies right, by a gap of logits."""
 
     def __init__(self, rows, by_record):
-        features, labels = np.ones((rows, 3)), np.zeros(rows, int)
+        features = np.ones((rows, 3))
+        labels = np.zeros(rows, int)
         self.posterior = wflmc.softmax_regression(
             jax.random.key(0), 1, X=features, y=labels, classes=3, prior_std=1e9
         )
@@ -145,7 +148,9 @@ class SoftmaxPath:
 class CustomPath:
     """Records of a model of one's own whose gradient is the record."""
 
-    likelihood, initial, width = staticmethod(_linear_cost), np.zeros(3), 3
+    likelihood = staticmethod(_linear_cost)
+    initial = np.zeros(3)
+    width = 3
 
     def __init__(self, rows, by_record):
         data = np.ones((rows, self.width), np.float32)
@@ -178,7 +183,9 @@ class CustomPath:
 class LayerPath(CustomPath):
     """Records whose gradient is a product of two vectors, as in a dense layer."""
 
-    likelihood, initial, width = staticmethod(_layer_cost), np.zeros((2, 3)), 5
+    likelihood = staticmethod(_layer_cost)
+    initial = np.zeros((2, 3))
+    width = 5
 
     def records(self):
         for size in SIZES:
@@ -222,7 +229,8 @@ def path_named():
 @pytest.mark.parametrize("name", [name for name in PATHS if FULL or name not in SLOW])
 def test_what_one_record_adds_is_no_longer_than_its_clip(name, path_named):
     """Alone on a device whose clip is larger; or a device as a whole, by the device's clip."""
-    path, by_record = path_named(name), PATHS[name][2]
+    path = path_named(name)
+    by_record = PATHS[name][2]
     limits = (
         (np.minimum(1e3 * CLIPS_TRIED, CLIPS_TRIED[-1]), CLIPS_TRIED)
         if by_record

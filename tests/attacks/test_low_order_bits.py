@@ -62,10 +62,8 @@ def in_table() -> Possible:
         middle = (float(y) - float(signal)) / float(root)
         first, last = np.searchsorted(values, [middle - 1e-5, middle + 1e-5])
         near = values[first:last]
-        two_steps, fused = (
-            signal + root * near,
-            (float(signal) + float(root) * near.astype(float)).astype(np.float32),
-        )
+        two_steps = signal + root * near
+        fused = (float(signal) + float(root) * near.astype(float)).astype(np.float32)
         # Processors multiply and add in one step or in two.
         return bool(np.any(two_steps == y) or np.any(fused == y))
 
@@ -137,7 +135,8 @@ def test_noise_of_a_device_excludes_nobody(tmp_path: Path) -> None:
         "sampler.chains": 40,
     }
     federation = make_federation(tmp_path, changes, noise="devices")
-    job, far = federation.job, np.full((40, 5), 1e6, np.float32)
+    job = federation.job
+    far = np.full((40, 5), 1e6, np.float32)
     ask = RoundRequest(0, 0, far, float(job.plan.gain[0]), 1.0)
     signal = Device(
         federation.inputs.posterior.device(0), replace(job.terms(0), share=0.0)

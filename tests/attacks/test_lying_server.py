@@ -77,7 +77,8 @@ def test_a_device_pays_for_what_arrives(
     worst = 0.0
     for k, device in enumerate(federation.devices()):
         assert device.ledger is not None
-        limit, arrived = float(np.sqrt(job.power[k]) / job.plan.clip[k]), 0.0
+        limit = float(np.sqrt(job.power[k]) / job.plan.clip[k])
+        arrived = 0.0
         for round_index in range(ROUNDS):
             gain = float(
                 job.plan.gain[round_index]
@@ -131,7 +132,8 @@ def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) 
     ask = RoundRequest(
         0, round_index, here, terms.gain[round_index], terms.known[round_index]
     )
-    sent, spent = device.answer(ask), device.ledger and device.ledger.spent.copy()
+    sent = device.answer(ask)
+    spent = device.ledger and device.ledger.spent.copy()
     with raises_input_error("request", "another one for round 1"):
         device.answer(ask._replace(theta=here + 1))
     np.testing.assert_array_equal(device.answer(ask), sent)

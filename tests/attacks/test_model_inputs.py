@@ -19,7 +19,9 @@ numpyro = pytest.importorskip("numpyro", reason="pip install numpyro")
 dist = pytest.importorskip("numpyro.distributions")
 N = 12
 RNG = np.random.default_rng(0)
-X, Y, W = RNG.normal(size=(N, 2)), RNG.normal(size=N), RNG.normal(size=N)
+X = RNG.normal(size=(N, 2))
+Y = RNG.normal(size=N)
+W = RNG.normal(size=N)
 OTHERS = RNG.normal(size=5)
 # Ones, as placeholders are: by values alone, nothing would seem to depend on them.
 ONES = np.ones(N)

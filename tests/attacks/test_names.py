@@ -30,7 +30,8 @@ from wflmc.support.keys import digest
 
 from ..report.test_report import silent
 
-CLASSES, TRUE = 5, 3
+CLASSES = 5
+TRUE = 3
 SCENARIO = """
 [posterior]
 model = "softmax"
@@ -53,7 +54,8 @@ def content(label):
     """A data file with this as the first label."""
     generator = np.random.default_rng(0)
     y = generator.integers(0, CLASSES, 30)
-    y[:CLASSES], y[-1] = np.arange(CLASSES), label
+    y[:CLASSES] = np.arange(CLASSES)
+    y[-1] = label
     file = io.BytesIO()
     np.savez(file, X=generator.standard_normal((30, 2)), y=y)
     return file.getvalue()

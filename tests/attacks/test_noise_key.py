@@ -104,7 +104,8 @@ def attack(posterior, plan):
     1 for a wrong key and nearly 0 for the right one: the attacker sees which it is without knowing any data.
     """
     theta = posterior["theta"].values[0].astype(float)
-    steps, gain = np.asarray(plan.step_size)[1:, None], plan.gain[1:, None]
+    steps = np.asarray(plan.step_size)[1:, None]
+    gain = plan.gain[1:, None]
     z, q = (
         np.asarray(part, float)
         for part in noise_of(keys_to_try(posterior), np.arange(1, len(theta)))
@@ -125,7 +126,8 @@ def truth(folder):
     """What the attacker may know, the plan, and what nobody should: the noiseless sums at given parameters."""
     scenario = load_scenario(folder / "s.toml")
     inputs = build(scenario)
-    plan, posterior = make_plan(scenario, inputs), inputs.posterior
+    plan = make_plan(scenario, inputs)
+    posterior = inputs.posterior
 
     def sums(theta):
         gradients = [
@@ -206,10 +208,8 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
         "what", "epsilon", "delta", "accountant", "unit", "adjacency", "promise", "assumes", "not_covered",
         "inference_library", "inference_library_version",
     }  # fmt: skip
-    content, plan = (
-        place.with_suffix(".nc").read_bytes(),
-        json.loads((place / "plan.json").read_text()),
-    )
+    content = place.with_suffix(".nc").read_bytes()
+    plan = json.loads((place / "plan.json").read_text())
     secrets = [
         str(folder),
         *plan["files"].values(),
@@ -220,14 +220,13 @@ def test_a_published_file_has_nothing_but_draws_and_a_statement(call, folder):
 
 def test_a_ledger_does_not_seed_the_noise_of_whitening(six_devices, monkeypatch):
     """Knows: a ledger's line of a release that whitens. Does: seeds with the name of its noise. Gets: other noise."""
-    seeds, draw = [], np.random.default_rng
+    seeds = []
+    draw = np.random.default_rng
     monkeypatch.setattr(
         releases.np.random, "default_rng", lambda seed: seeds.append(seed) or draw(seed)
     )
-    link, promise = (
-        wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25),
-        wflmc.Privacy(8, 0.01, 30),
-    )
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01), snr_db=25)
+    promise = wflmc.Privacy(8, 0.01, 30)
     release = preconditioning.release_whitening(
         jax.random.key(5), six_devices, link, promise
     )

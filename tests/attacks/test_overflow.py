@@ -39,7 +39,8 @@ def own(records):
 @pytest.mark.parametrize("unit", ["device", "record"])
 def test_a_record_without_a_gradient_adds_nothing(unit):
     """At θ = 2 the record 2 has an infinite gradient, and its neighbour 9 a small one."""
-    clips, theta = np.array([3.0], np.float32), jnp.full(1, 2.0)
+    clips = np.array([3.0], np.float32)
+    theta = jnp.full(1, 2.0)
     sums = []
     for records in ([4.0, 5.0, 2.0], [4.0, 5.0, 9.0]):
         total, norm = own(records).unrounded_sum(
@@ -53,10 +54,8 @@ def test_a_record_without_a_gradient_adds_nothing(unit):
 
 def test_a_chain_of_a_simulation_stops_there():
     posterior = own([4.0, 5.0, 1.0])
-    link, privacy = (
-        wflmc.Link(channel.static(), snr_db=40),
-        wflmc.Privacy(1, 1e-5, 30.0, unit="record", example_clip=3.0),
-    )
+    link = wflmc.Link(channel.static(), snr_db=40)
+    privacy = wflmc.Privacy(1, 1e-5, 30.0, unit="record", example_clip=3.0)
     plan = wflmc.plan(
         posterior,
         link,
@@ -76,10 +75,8 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=2, examples=20, dim=2
     )
-    link, privacy = (
-        wflmc.Link(channel.static(), snr_db=40),
-        wflmc.Privacy(1, 1e-5, 30.0),
-    )
+    link = wflmc.Link(channel.static(), snr_db=40)
+    privacy = wflmc.Privacy(1, 1e-5, 30.0)
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=1, samples=1)
     job = make_job(jax.random.key(1), posterior, link, plan)
     device = Device(posterior.device(0), job.terms(0))

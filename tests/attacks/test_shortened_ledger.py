@@ -135,7 +135,8 @@ def test_a_crash_before_the_anchor_is_written_is_no_tampering(people, monkeypatc
 
 
 def test_a_disk_without_room_for_the_anchor_takes_the_lines_back(people, monkeypatch):
-    ledger, whole = opened(people), people.read_bytes()
+    ledger = opened(people)
+    whole = people.read_bytes()
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -151,11 +152,9 @@ def test_a_disk_without_room_for_the_anchor_takes_the_lines_back(people, monkeyp
 
 def test_many_at_once_and_killed_at_any_moment_stay_anchored(tmp_path, monkeypatch):
     """Eight writers, a third of whose anchors are never written: every line is there once, and none is doubted."""
-    path, save, chance = (
-        tmp_path / "people.jsonl",
-        Anchor.save,
-        np.random.default_rng(0),
-    )
+    path = tmp_path / "people.jsonl"
+    save = Anchor.save
+    chance = np.random.default_rng(0)
     paid, failed = [], []
 
     def perhaps(self, ledger):

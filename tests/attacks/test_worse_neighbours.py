@@ -92,7 +92,8 @@ def linear(terms, devices):
 
 
 def classes(terms, devices):
-    size, label = 2**0.5 * np.abs(terms)[:, None], (terms > 0).astype(int)
+    size = 2**0.5 * np.abs(terms)[:, None]
+    label = (terms > 0).astype(int)
     return wflmc.softmax_regression(
         jax.random.key(0), devices, classes=2, X=size, y=label, partition="blocks"
     )
@@ -132,11 +133,9 @@ def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
     """The largest change that the search finds, over what is paid for."""
-    rng, best, largest_ratio = (
-        np.random.default_rng(length),
-        random_choice(np.random.default_rng(0)),
-        -1.0,
-    )
+    rng = np.random.default_rng(length)
+    best = random_choice(np.random.default_rng(0))
+    largest_ratio = -1.0
     paid = 2 * min(clip, example_clip)
     known = [
         neighbours(length, 1.0, -1.0, lanes)

@@ -80,7 +80,10 @@ def test_counting_cannot_prove_more_than_about_12():
 
 
 def test_the_threshold_for_counting_is_the_best_of_its_kind():
-    mu, delta, trials, risk = 1.5, 0.01, 100_000, 0.01
+    mu = 1.5
+    delta = 0.01
+    trials = 100_000
+    risk = 0.01
 
     def proven(cut):
         rates = [stats.norm.sf(cut + mu / 2), stats.norm.cdf(cut - mu / 2)]
@@ -114,13 +117,12 @@ def test_windows_are_runs_of_rounds_within_the_limit():
 
 def test_differences_cancel_what_they_should():
     rng = np.random.default_rng(0)
-    signal, gain = rng.normal(size=(3, 9)), rng.uniform(1, 2, 9)
+    signal = rng.normal(size=(3, 9))
+    gain = rng.uniform(1, 2, 9)
     mask = np.ones(9, dtype=bool)
     mask[4] = False
-    plain, scaled = (
-        attack.differences(signal, mask),
-        attack.differences(signal, mask, gain=gain),
-    )
+    plain = attack.differences(signal, mask)
+    scaled = attack.differences(signal, mask, gain=gain)
     np.testing.assert_allclose(plain.sum(1), 0, atol=1e-12)
     np.testing.assert_allclose(scaled @ gain, 0, atol=1e-12)
     # Each weight is the part of the signal that is left, so its own matched filter.
@@ -224,10 +226,8 @@ def test_softmax_models_hold(examples, promise, rounds):
     posterior, plan = softmax_of(examples, promise, rounds)
     goal = attack_target(plan)
     sides = canary_pair(posterior, goal.device, CANARY_NORM_OVER_CLIP * 30)
-    slow, start = (
-        attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12)),
-        jnp.zeros((rounds, 6)),
-    )
+    slow = attack.float32_rounds(attack._slow_plan(goal, 6, 1e-12))
+    start = jnp.zeros((rounds, 6))
     first, second = (
         attack.transmitted(side.on_accelerator(1, 2.0**30), slow, start).double
         for side in sides
@@ -247,11 +247,9 @@ def test_softmax_models_hold(examples, promise, rounds):
 
 def test_false_alarms_are_rare(six_devices):
     """Of 20 audits at 90 % confidence two may be wrong; sharing the risk makes it fewer."""
-    plan, keys, attacks = (
-        planned(six_devices),
-        jax.random.split(KEY, 20),
-        ["constant", "turning"],
-    )
+    plan = planned(six_devices)
+    keys = jax.random.split(KEY, 20)
+    attacks = ["constant", "turning"]
     reports = [
         audit.audit(key, plan, trials=1000, confidence=0.9, attacks=attacks)
         for key in keys

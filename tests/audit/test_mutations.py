@@ -126,7 +126,8 @@ def record_plan(six_devices):
 
 def test_server_noise_counted_as_privacy(plan, monkeypatch):
     """It is inert below the Langevin cap, so the audit has plans above it."""
-    loud, kinds = audit.above_cap(plan, 2.0), ["constant", "turning"]
+    loud = audit.above_cap(plan, 2.0)
+    kinds = ["constant", "turning"]
     assert np.all(loud.server_noise > 0)
     np.testing.assert_allclose(loud.noise_variance, 2 * loud.step_size)
     assert audit.audit(KEY, loud, trials=TRIALS, attacks=kinds).consistent

@@ -38,7 +38,9 @@ def test_noisy_descent_has_its_law():
     )
     # The threshold is far above every gradient, which costs privacy.
     privacy = wflmc.Privacy(epsilon=1e7, delta=1e-3, clip=1e4)
-    rounds, averaged, step = 12, 5, 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
+    rounds = 12
+    averaged = 5
+    step = 0.2 / (GAUSSIAN.mu + GAUSSIAN.L)
     plan = gradient_descent(
         GAUSSIAN,
         link,
@@ -55,7 +57,10 @@ def test_noisy_descent_has_its_law():
 
     H, b = hessians(GAUSSIAN)
     noise = link.noise_power * (step * plan.weight.max(-1) / plan.gain) ** 2
-    mean, path, means, paths = np.zeros(GAUSSIAN.dim), [], [], []
+    mean = np.zeros(GAUSSIAN.dim)
+    path = []
+    means = []
+    paths = []
     for s in range(rounds):
         move = np.eye(GAUSSIAN.dim) - step * np.einsum("k,kij->ij", plan.weight[s], H)
         mean = move @ mean + step * plan.weight[s] @ b
@@ -164,10 +169,8 @@ def test_it_sends_more_strongly_than_sampling_does():
 
 
 def test_steps_may_change_and_rounds_are_checked():
-    link, steps = (
-        wflmc.Link(channel.static(), snr_db=20),
-        np.linspace(1, 0.1, 5) / GAUSSIAN.L,
-    )
+    link = wflmc.Link(channel.static(), snr_db=20)
+    steps = np.linspace(1, 0.1, 5) / GAUSSIAN.L
     plan = gradient_descent(GAUSSIAN, link, wflmc.Privacy(), step_size=steps, rounds=5)
     np.testing.assert_array_equal(plan.step_size, steps)
     assert plan.with_rounds(gain=plan.gain * 2).digest != plan.digest
@@ -184,10 +187,8 @@ def test_steps_may_change_and_rounds_are_checked():
 
 
 def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
-    link, privacy = (
-        wflmc.Link(channel.rayleigh(1.0), snr_db=20),
-        wflmc.Privacy(epsilon=5, delta=1e-3, clip=30),
-    )
+    link = wflmc.Link(channel.rayleigh(1.0), snr_db=20)
+    privacy = wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
     settings = {"step_size": 1e-3, "rounds": 20, "schedule": "all"}
     spent = 0.4 * privacy.budget(6)
     rest = gradient_descent(GAUSSIAN, link, privacy, ledger=spent, **settings)
@@ -210,10 +211,8 @@ def test_refused(wrong):
 
 
 def test_who_sends_is_as_asked():
-    link, privacy = (
-        wflmc.Link(channel.rayleigh(1.0), snr_db=-20),
-        wflmc.Privacy(epsilon=5, delta=1e-3, clip=30),
-    )
+    link = wflmc.Link(channel.rayleigh(1.0), snr_db=-20)
+    privacy = wflmc.Privacy(epsilon=5, delta=1e-3, clip=30)
     settings = {"step_size": 0.2 / GAUSSIAN.L, "rounds": 30}
     everyone = gradient_descent(GAUSSIAN, link, privacy, schedule="all", **settings)
     some = gradient_descent(GAUSSIAN, link, privacy, **settings)

@@ -17,7 +17,10 @@ from wflmc.support.keys import named
 def test_the_estimate_is_the_conditional_mean():
     """Entries from the prior, sent and heard: among those heard near some y, the mean entry is the estimate."""
     key = jax.random.key(0)
-    mean, spread, gain, snr = 0.3, 2.0, 0.5, 3.0
+    mean = 0.3
+    spread = 2.0
+    gain = 0.5
+    snr = 3.0
     entries = mean + spread * jax.random.normal(key, (1, 2_000_000))
     noise = jax.random.normal(jax.random.key(1), entries.shape)
     guess = estimate_from_signs(entries, jnp.array([gain]), jnp.array([snr]), noise)
@@ -96,10 +99,8 @@ def test_noise_and_channels_written_out():
         key, posterior, links, rounds=9, momentum=0.5, step_size=0.01, numbers=[4, 7]
     )
     for row, (link, number) in enumerate(zip(links, [4, 7], strict=True)):
-        theta, velocity = (
-            posterior.draw_initial(jax.random.fold_in(named(key, "init"), number)),
-            0.0,
-        )
+        theta = posterior.draw_initial(jax.random.fold_in(named(key, "init"), number))
+        velocity = 0.0
         gains = np.abs(link.gains(9, 3))
         for iteration in range(3):
             noise_key = jax.random.fold_in(
@@ -137,11 +138,9 @@ def test_with_two_parameters_it_is_linear_and_ends_at_the_mean(iterations):
     posterior = wflmc.gaussian_regression(
         jax.random.key(0), devices=3, examples=30, dim=2
     )
-    key, link, momentum = (
-        jax.random.key(5),
-        wflmc.Link(channel.static(1.0), snr_db=100),
-        0.9,
-    )
+    key = jax.random.key(5)
+    link = wflmc.Link(channel.static(1.0), snr_db=100)
+    momentum = 0.9
     theta = sbfl(key, posterior, [link], rounds=3 * iterations, momentum=momentum)[0]
 
     average = np.full((2, 2), 0.5)

@@ -364,7 +364,8 @@ def test_what_a_ledger_holds_is_not_spent_again(
         str(small),
         ["posterior.preconditioner=private-whiten", "posterior.intercept=true"],
     )
-    inputs, path = build(scenario), tmp_path / "shared.jsonl"
+    inputs = build(scenario)
+    path = tmp_path / "shared.jsonl"
     book = Ledger(inputs.privacy, 4, subject=inputs.posterior.digest, path=path)
     book.charge("an earlier run", 0, [book.budget / 2])
     more = (

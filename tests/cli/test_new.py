@@ -59,7 +59,8 @@ def test_every_key_and_every_word_in_its_comments_is_known(new_folder):
     """Lines that are commented out, and the alternatives that comments name, are allowed too."""
     text = (new_folder[0] / "scenario.toml").read_text(encoding="utf-8")
     assert set(tomllib.loads(text)) == set(Scenario.model_fields)
-    section, tried = "", 0
+    section = ""
+    tried = 0
     for line in text.splitlines():
         if heading := re.match(r"\[(\w+)\]", line):
             section = heading[1]

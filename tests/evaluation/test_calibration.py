@@ -33,7 +33,8 @@ def test_against_scikit_learn(seed):
     assert scores.brier == pytest.approx(
         brier_score_loss(y, p, labels=range(5), scale_by_half=False), rel=1e-9
     )
-    confidence, hit = p.max(1), p.argmax(1) == y
+    confidence = p.max(1)
+    hit = p.argmax(1) == y
     observed, mean = calibration_curve(hit, confidence, n_bins=20, strategy="uniform")
     held = np.histogram(confidence, np.linspace(0, 1, 21))[0]
     assert scores.ece == pytest.approx(
@@ -97,10 +98,8 @@ def test_chains_at_once_and_reliability():
     for c, p in enumerate(cases):
         for values, wanted in zip(together, calibration(p, y), strict=True):
             np.testing.assert_allclose(values[c], wanted, rtol=1e-12)
-    merged, pooled = (
-        reliability(together),
-        calibration(np.concatenate(cases), np.tile(y, 3)),
-    )
+    merged = reliability(together)
+    pooled = calibration(np.concatenate(cases), np.tile(y, 3))
     np.testing.assert_allclose(merged["share"], pooled.bin_fraction)
     for name in ("observed", "confidence"):
         np.testing.assert_allclose(merged[name], getattr(pooled, name))
@@ -120,7 +119,8 @@ def test_scores_of_a_model(tmp_path):
     """Test sets that are not right are refused, and an intercept is the model's own business."""
     X, y = synthetic_labels(jax.random.key(0), 60, 3, 3)
     posterior = wflmc.softmax_regression(jax.random.key(0), 4, X=X, y=y, intercept=True)
-    link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(50, 0.1, 30)
+    link = wflmc.Link(wflmc.channel.static(1.0))
+    privacy = wflmc.Privacy(50, 0.1, 30)
     plan = wflmc.plan(
         posterior,
         link,

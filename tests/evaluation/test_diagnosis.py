@@ -97,16 +97,17 @@ def gradients(posterior, theta, plan):
         residual = (
             np.einsum("knm,cm->ckn", posterior.features, theta) - posterior.target
         )
-        record_factors, features = residual[..., None], posterior.features
+        record_factors = residual[..., None]
+        features = posterior.features
         prior_share = theta / (posterior.devices * posterior.prior_std**2)
     else:
         weights = theta.reshape(len(theta), posterior.classes, -1)
         logits = np.einsum("knd,cad->ckna", posterior.features, weights)
-        record_factors, features = (
+        record_factors = (
             np.exp(log_softmax(logits, -1))
-            - np.eye(posterior.classes)[posterior.labels],
-            posterior.features,
+            - np.eye(posterior.classes)[posterior.labels]
         )
+        features = posterior.features
         prior_share = theta / (posterior.devices * posterior.prior_std**2)
     if np.isfinite(plan.example_clip).any():
         norm = np.linalg.norm(record_factors, axis=-1) * np.linalg.norm(
@@ -131,7 +132,9 @@ def chains(posterior, plan, count=24, seed=0):
         * posterior.prior_std
         * (plan.init == "prior")
     )
-    velocity, draws, clip_rates = rng.standard_normal(theta.shape), [], []
+    velocity = rng.standard_normal(theta.shape)
+    draws = []
+    clip_rates = []
     for s in range(len(plan.rounds)):
         if plan.dynamics.has_velocity:
             theta = theta + plan.step_size[s] / 2 * velocity
@@ -429,7 +432,8 @@ def test_advice_from_python():
         jax.random.key(0), devices=3, examples=60, dim=2
     )
     posterior = as_own(gaussian)
-    link, privacy = wflmc.Link(channel.static(0.01), snr_db=10), wflmc.Privacy(clip=60)
+    link = wflmc.Link(channel.static(0.01), snr_db=10)
+    privacy = wflmc.Privacy(clip=60)
     how = {"step_size": 0.4 / (gaussian.mu + gaussian.L), "burn_in": 20, "samples": 20}
     for model in (posterior, gaussian):
         first = wflmc.advise(model, link, privacy, **grouped(**how))[0]
@@ -465,10 +469,8 @@ def test_devices_pull_in_opposite_directions_at_the_mode(content):
 @pytest.mark.parametrize("example_clip", [1.0, 2.0, 3.0])
 def test_the_forecast_of_clipped_examples(posterior, example_clip):
     """Clipped examples no longer answer to θ, so samples spread, and what they lose shifts the mode."""
-    link, privacy = (
-        wflmc.Link(channel.rayleigh(0.01), snr_db=30),
-        wflmc.Privacy(15, 0.01, 30, "exact", "record", example_clip),
-    )
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
+    privacy = wflmc.Privacy(15, 0.01, 30, "exact", "record", example_clip)
     plan = wflmc.plan(
         posterior,
         link,

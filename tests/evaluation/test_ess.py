@@ -43,7 +43,8 @@ def all_pairs(posterior, plan):
     law = posterior.law(
         plan.step_size, plan.weight_received, plan.noise_variance, plan.init
     )
-    total, kept_rounds = np.zeros(posterior.dim), range(plan.burn_in, len(plan.rounds))
+    total = np.zeros(posterior.dim)
+    kept_rounds = range(plan.burn_in, len(plan.rounds))
     for s in kept_rounds:
         lagged = law.covariance[s]
         total += np.diagonal(lagged)
@@ -81,12 +82,14 @@ def test_ar1():
     posterior = wflmc.gaussian_regression(
         jax.random.key(5), devices=4, examples=40, dim=1
     )
-    eta, n = 0.2 / posterior.L, 60
+    eta = 0.2 / posterior.L
+    n = 60
     plan = wflmc.plan(
         posterior, wflmc.Link(channel.static()), wflmc.Privacy(), step_size=eta, burn_in=400, samples=n,
         policy=wflmc.Policy(power="noiseless"),
     )  # fmt: skip
-    phi, k = 1 - eta * posterior.L, np.arange(1, n)
+    phi = 1 - eta * posterior.L
+    k = np.arange(1, n)
     variance = 2 * eta / (1 - phi**2) / n * (1 + 2 * np.sum((1 - k / n) * phi**k))
     assert exact_ess(posterior, plan) == pytest.approx(
         [1 / posterior.L / variance], rel=1e-9

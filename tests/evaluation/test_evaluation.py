@@ -191,7 +191,8 @@ def test_frozen_parameters_are_warned_of(posterior):
 
 @pytest.mark.parametrize(("chains", "memory"), [(3, 0.0), (20, 0.9)])
 def test_the_floor_is_what_perfect_chains_show(chains, memory):
-    generator, root = np.random.default_rng(0), np.linalg.cholesky(TARGET.covariance)
+    generator = np.random.default_rng(0)
+    root = np.linalg.cholesky(TARGET.covariance)
     worst, floors, spreads = [], [], []
     for _ in range(25):
         shocks = generator.standard_normal((chains, 30, 2))
@@ -210,10 +211,8 @@ def test_the_floor_is_what_perfect_chains_show(chains, memory):
 
 def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
     """They show W2² far above the exact law whatever they sample; chains that clipping does keep away still do."""
-    link, step_size = (
-        wflmc.Link(channel.rayleigh(0.01), snr_db=30),
-        0.4 / (posterior.mu + posterior.L),
-    )
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
+    step_size = 0.4 / (posterior.mu + posterior.L)
 
     def warned(clip, chains, runs, **others):
         plan = wflmc.plan(
@@ -242,7 +241,8 @@ def test_burn_in_is_where_the_exact_law_forgets_its_start(posterior, factor):
     step = np.eye(5) - step_size * posterior.hessian.sum(0)
     rounds = np.full(500, step_size)
     from_zero = posterior.law(rounds, np.ones((500, 30)), 2 * rounds, init="zero")
-    matrix, exact = np.eye(5), []
+    matrix = np.eye(5)
+    exact = []
     for within in from_zero.covariance:
         matrix = step @ matrix
         between = matrix @ matrix.T

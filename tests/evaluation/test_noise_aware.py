@@ -67,10 +67,8 @@ def conditioned(gram, prior, position, gradient, noise, extra, prior_mean=0.0):
 
 
 def test_it_is_the_joint_gaussian_conditioned_on_what_was_received(posterior, trace):
-    output, transcript = (
-        wflmc.noise_aware(trace, posterior, draws=4000),
-        trace.transcript,
-    )
+    output = wflmc.noise_aware(trace, posterior, draws=4000)
+    transcript = trace.transcript
     prior = np.eye(5)
     gram = posterior.hessian.sum(0) - prior
     for chain in (0, 7):
@@ -102,7 +100,8 @@ def test_a_prior_around_another_mean_is_conditioned_on_as_well(posterior, trace)
     prior = np.diag([1.0, 20.0, 300.0, 4.0, 50.0])
     gram = posterior.hessian.sum(0) - np.eye(5)
     moments = wflmc.Moments(gram, prior, 1200, prior_linear=prior @ prior_mean)
-    result, transcript = wflmc.noise_aware(trace, moments, draws=1), trace.transcript
+    result = wflmc.noise_aware(trace, moments, draws=1)
+    transcript = trace.transcript
     used = result.used[:, 2]
     parts = (transcript.position, transcript.gradient, transcript.noise)
     received = (np.asarray(values[used, 2], float) for values in parts)
@@ -166,8 +165,10 @@ def test_it_is_in_parameters_whatever_the_chain_moves_in(posterior):
     whitened = posterior.whitened(W)
     (plan,) = make_plans(whitened, 15)
     trace = wflmc.sample(jax.random.key(1), whitened, plan, 20, transcript=True)
-    output, transcript = wflmc.noise_aware(trace, whitened), trace.transcript
-    used, c = output.used[:, 3], 3
+    output = wflmc.noise_aware(trace, whitened)
+    transcript = trace.transcript
+    used = output.used[:, 3]
+    c = 3
     # Brute force in the coordinates of the chain, then moved.
     space = whitened.coordinates
     gram = whitened.hessian.sum(0) - space.precision
@@ -189,12 +190,15 @@ def test_the_expected_share_of_clipped_gradients_is_that_of_simulated_devices(
     posterior,
 ):
     rng = np.random.default_rng(0)
-    gram, prior = 1200 * np.eye(5), np.eye(5)
-    moments, data_shares = wflmc.Moments(gram, prior, 1200), np.full(30, 1 / 30)
+    gram = 1200 * np.eye(5)
+    prior = np.eye(5)
+    moments = wflmc.Moments(gram, prior, 1200)
+    data_shares = np.full(30, 1 / 30)
     for distance, tolerance in ((0.0, 0.01), (0.4, 0.05), (0.7, 0.1), (1.5, 0.04)):
         position = np.zeros((1, 1, 5))
         position[..., 0] = distance
-        unit, zero = np.ones((1, 1)), np.zeros((1, 1, 5))
+        unit = np.ones((1, 1))
+        zero = np.zeros((1, 1, 5))
         reception = conditioning._Reception(
             position, zero, unit, np.ones((1, 1, 30)), np.full(30, 30.0), data_shares
         )
@@ -256,7 +260,8 @@ def test_unknown_moments_cost_little_and_known_ones_are_their_limit(posterior, t
 def test_uncertain_moments_against_a_grid(prior_mean):
     """One parameter: the joint posterior of (G, b, θ) on a grid of G, with nothing in closed form but b."""
     rng = np.random.default_rng(0)
-    theta, noise = rng.normal(0.5, 0.5, 8), 400.0
+    theta = rng.normal(0.5, 0.5, 8)
+    noise = 400.0
     received = (110 + 1) * theta - 70 - prior_mean + rng.normal(0, noise**0.5, 8)
     shape = (8, 1, 1)
     transcript = Transcript(
@@ -288,7 +293,8 @@ def test_uncertain_moments_against_a_grid(prior_mean):
     output = wflmc.noise_aware(trace, moments, draws=10_000)
     grid = np.linspace(1, 250, 500)
     prior = stats.norm.logpdf(grid, 100, 20)
-    middle, V = received.mean(), noise / 8
+    middle = received.mean()
+    V = noise / 8
     likelihood = prior.copy()
     for g, row in enumerate(grid):
         # The covariance with θ ~ N(prior mean, 1) and b|θ integrated out.
@@ -343,13 +349,16 @@ def test_a_local_quadratic_moves_draws_of_a_softmax_model():
     assert np.all(lower < upper)
 
 
-RECORDS, KEPT_ROUNDS, BURN_IN = 300, 10, 10
+RECORDS = 300
+KEPT_ROUNDS = 10
+BURN_IN = 10
 TRUTH = np.array([1.0, 2.0, np.log(0.5)])
 """Level, slope and log sigma of a regression, in the order of the flat parameters."""
 SCALES = np.array([0.5, 0.5, 0.5**0.5]) / RECORDS**0.5
 """Posterior deviations of these, by the Fisher information."""
 START = TRUTH + 3 * SCALES
-PRIOR_MEAN, PRIOR_STD = np.array([0.0, 0.0, -0.5]), 3.0
+PRIOR_MEAN = np.array([0.0, 0.0, -0.5])
+PRIOR_STD = 3.0
 STEP_SIZE = 0.2
 
 
@@ -608,7 +617,8 @@ def test_a_numpyro_model_has_its_sites():
     lower, upper = result.interval_by_site(0.9)["sigma"]
     assert np.all((lower > 0) & (lower < upper))
     assert result.interval_by_site(0.9)["weight"][0].shape == (3, 2)
-    ours, theirs = result.to_arviz().posterior, trace.to_arviz(posterior).posterior
+    ours = result.to_arviz().posterior
+    theirs = trace.to_arviz(posterior).posterior
     assert set(ours.data_vars) == set(theirs.data_vars) == {"weight", "sigma"}
     assert {name: ours[name].dims for name in ours.data_vars} == {
         name: theirs[name].dims for name in ours.data_vars
@@ -700,22 +710,23 @@ def test_public_moments_cover_too(posterior):
 
 def test_the_output_tells_a_changed_device_no_better_than_promised():
     """Attack the noise-aware output with the likelihood ratio of its mean, on data that differ in one whole device."""
-    rng, trials = np.random.default_rng(0), 20_000 if FULL else 1000
+    rng = np.random.default_rng(0)
+    trials = 20_000 if FULL else 1000
     X, y = rng.standard_normal((40, 2)), rng.standard_normal(40)
-    devices, sides = np.repeat(np.arange(4), 10), []
+    devices = np.repeat(np.arange(4), 10)
+    sides = []
     for sign in (1.0, -1.0):
         changed_X, changed = X.copy(), y.copy()
-        changed_X[:10], changed[:10] = [1.0, 0.0], 1e3 * sign
+        changed_X[:10] = [1.0, 0.0]
+        changed[:10] = 1e3 * sign
         sides.append(
             wflmc.gaussian_regression(
                 jax.random.key(0), 4, X=changed_X, y=changed, partition=devices
             )
         )
     privacy = wflmc.Privacy(epsilon=1.0, delta=0.01, clip=5)
-    policy, step = (
-        wflmc.Policy(objective="transcript", schedule="all"),
-        0.2 / sides[0].L,
-    )
+    policy = wflmc.Policy(objective="transcript", schedule="all")
+    step = 0.2 / sides[0].L
     link = wflmc.Link(wflmc.channel.static(), snr_db=40)
     plan = wflmc.plan(
         sides[0], link, privacy, step_size=step, burn_in=0, samples=8, policy=policy
@@ -727,7 +738,8 @@ def test_the_output_tells_a_changed_device_no_better_than_promised():
         trace = wflmc.sample(jax.random.key(key), side, plan, trials, transcript=True)
         output.append(wflmc.noise_aware(trace, moments, draws=1).mean[:, 0])
     # Half of the trials choose the threshold, the others count; Clopper-Pearson at 99 %.
-    half, best = trials // 2, -np.inf
+    half = trials // 2
+    best = -np.inf
     cuts = np.quantile(
         np.concatenate([statistic[:half] for statistic in output]),
         np.linspace(0.02, 0.98, 49),

@@ -50,7 +50,9 @@ def test_by_densities_written_out(data, posterior, monkeypatch):
 def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior):
     X, y = data[2:]
     u = np.column_stack([X, np.ones(len(X))])
-    law, chains, draws = posterior.exact, 20, 1000
+    law = posterior.exact
+    chains = 20
+    draws = 1000
     theta = np.random.default_rng(2).multivariate_normal(
         law.mean, law.covariance, (chains, draws)
     )
@@ -68,7 +70,8 @@ def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior)
 
 
 def test_evaluate(data, posterior):
-    link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(8, 0.01, 30)
+    link = wflmc.Link(wflmc.channel.static(1.0))
+    privacy = wflmc.Privacy(8, 0.01, 30)
     plan = wflmc.plan(posterior, link, privacy, step_size=1e-3, burn_in=3, samples=4)
     trace = wflmc.sample(jax.random.key(0), posterior, plan, 2)
     evaluation = wflmc.evaluate(trace, posterior, test=data[2:])

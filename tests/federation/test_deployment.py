@@ -71,7 +71,8 @@ from ..federation_tools import FIRST, ROUNDING, LocalGrid
 from ..plan_tools import with_context
 
 ROOT = Path(__file__).parents[2]
-DEVICES, CHAINS = 3, 2
+DEVICES = 3
+CHAINS = 2
 
 
 @pytest.fixture(scope="module")
@@ -430,7 +431,8 @@ def test_a_device_needs_its_folder():
 
 
 def test_registration_registers_what_is_new(folder, monkeypatch):
-    calls, there = [], {}
+    calls = []
+    there = {}
 
     def flwr(words, env, folder=None):
         calls.append(words[1])
@@ -475,7 +477,8 @@ def test_registration_stopped_between_two_keys_of_a_device_can_be_repeated(
     folder, monkeypatch
 ):
     """Flower lists nodes that were unregistered, too, and admits no key twice."""
-    status_of, keys = {}, set()
+    status_of = {}
+    keys = set()
 
     def flwr(words, env, folder=None):
         if words[1] == "register":

@@ -88,7 +88,9 @@ def test_data_are_their_owner_s_alone_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while they are written, and where a crash has left a file of theirs that others may read."""
-    folder, modes, write = tmp_path / "federation", {}, np.savez
+    folder = tmp_path / "federation"
+    modes = {}
+    write = np.savez
 
     def savez(file: Any, *arrays: Any, **named: Any) -> None:
         path = Path(file if isinstance(file, str | Path) else file.name)
@@ -121,10 +123,8 @@ def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
     federation = make_federation(tmp_path, SYSTEMS[name])
     server = federation.server()
     run_on_grid(server, devices_in(tmp_path))
-    federated, simulated = (
-        trace_of(server, federation.inputs.posterior),
-        federation.simulated(),
-    )
+    federated = trace_of(server, federation.inputs.posterior)
+    simulated = federation.simulated()
     moved = float(np.abs(np.diff(simulated.theta, axis=1)).max())
     assert largest_difference(federated, simulated) < ROUNDING < moved
     if server.ledger is not None:
@@ -152,10 +152,8 @@ def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
         log_likelihood, lambda w: -0.5 * jnp.sum(w**2), {"x": X, "y": y}, devices=3, initial=np.zeros(3), batch=5,
         mu=1.0, L=100.0,
     )  # fmt: skip
-    link, privacy = (
-        wflmc.Link(wflmc.channel.rayleigh(0.1)),
-        wflmc.Privacy(epsilon=20, delta=0.01, clip=20),
-    )
+    link = wflmc.Link(wflmc.channel.rayleigh(0.1))
+    privacy = wflmc.Privacy(epsilon=20, delta=0.01, clip=20)
     plan = wflmc.plan(
         posterior,
         link,
@@ -184,11 +182,9 @@ def absent_in(pattern: np.ndarray, devices: list[Device]) -> Any:
     def exchange(asks: list[RoundRequest]) -> Reception:
         first = asks[0] if asks else None
         shape = (2, 5) if first is None else first.theta.shape
-        total, sent, absent = (
-            np.zeros(shape, np.float32),
-            np.zeros(pattern.shape[1], bool),
-            {},
-        )
+        total = np.zeros(shape, np.float32)
+        sent = np.zeros(pattern.shape[1], bool)
+        absent = {}
         for ask in asks:
             if pattern[ask.round, ask.device]:
                 total += np.float32(ask.channel_gain) * devices[ask.device].answer(ask)
@@ -290,7 +286,8 @@ def crash(server: Server, round_index: int, moment: str) -> Iterator[None]:
     owner, name = (
         (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
     )
-    original, calls = getattr(owner, name), []
+    original = getattr(owner, name)
+    calls = []
 
     def dying(*args: Any, **keywords: Any) -> None:
         calls.append(args)
@@ -322,7 +319,8 @@ def test_a_server_that_dies_goes_on_without_paying_twice(
     whole: tuple[Federation, Server], tmp_path: Path, moment: str
 ) -> None:
     federation, undisturbed = whole
-    devices, server = federation.devices(), open_server(federation.job, tmp_path)
+    devices = federation.devices()
+    server = open_server(federation.job, tmp_path)
     with crash(server, 3, moment):
         run_on_grid(server, app_of(devices))
     again = open_server(federation.job, tmp_path)
@@ -346,8 +344,11 @@ def test_noise_of_the_channel_is_as_wide_as_planned_and_paid_for_once(
 ) -> None:
     monkeypatch.setattr(lattice, "token_bytes", np.random.default_rng(5).bytes)
     federation = make_federation(tmp_path, {"sampler.chains": 400}, noise="channel")
-    plan, totals, server = federation.job.plan, [], federation.server()
-    devices, states = federation.devices(), [federation.job.position]
+    plan = federation.job.plan
+    totals = []
+    server = federation.server()
+    devices = federation.devices()
+    states = [federation.job.position]
 
     def exchange(asks: list[RoundRequest]) -> Reception:
         states.append(np.asarray(asks[0].theta))
@@ -414,7 +415,8 @@ def test_a_checkpoint_that_lacks_rounds_is_refused(tmp_path: Path) -> None:
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     federation = make_federation(tmp_path)
-    server, refused = federation.server(), []
+    server = federation.server()
+    refused = []
 
     def exchange(asks: list[RoundRequest]) -> Reception:
         with raises_input_error("job", f"process {os.getpid()}"):
@@ -560,7 +562,8 @@ def test_whoever_sends_nobody_spends_more_than_planned(
 ) -> None:
     sent = np.array(pattern)
     for job in _jobs():
-        planned, total = job.planned_loss, np.zeros(5)
+        planned = job.planned_loss
+        total = np.zeros(5)
         for round_index in range(7):
             senders = sent[round_index] & (job.plan.weight[round_index] > 0)
             loss = job.loss(round_index, senders)
@@ -572,7 +575,8 @@ def test_whoever_sends_nobody_spends_more_than_planned(
 
 def test_devices_know_their_channels_as_badly_as_the_plan_says(tmp_path: Path) -> None:
     federation = make_federation(tmp_path, {"link.csi_error": 0.2})
-    plan, truth = federation.job.plan, np.abs(federation.inputs.link.gains(7, 5))
+    plan = federation.job.plan
+    truth = np.abs(federation.inputs.link.gains(7, 5))
     assert plan.received is not None
     assert np.abs(plan.received - 1).max() > 0.05
     np.testing.assert_allclose(

@@ -104,11 +104,9 @@ def test_discrete_noise_costs_what_slightly_narrower_gaussian_noise_does(
 
 def test_noise_is_wider_by_what_rounding_moves() -> None:
     """So that the loss of two signals after rounding is at most that of Gaussian noise before."""
-    change, norm, dim = (
-        np.array([[0.02, 0.0], [1.5, 0.003]]),
-        np.array([[4.0, 4.0], [4.0, 9.0]]),
-        8000,
-    )
+    change = np.array([[0.02, 0.0], [1.5, 0.003]])
+    norm = np.array([[4.0, 4.0], [4.0, 9.0]])
+    dim = 8000
     lattice_fit = Lattice.fitted(1.7, change, norm, 500.0, dim)
     sent = change > 0
     moved = change[sent] + np.sqrt(dim) * lattice_fit.step + FLOAT32_CHANGE * norm[sent]

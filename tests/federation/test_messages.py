@@ -506,7 +506,9 @@ def test_processes_that_are_asked_at_the_same_time_answer_one_question(
     """Two runs at the same SuperNode are two processes with one ledger."""
     alone, ask = device
     assert alone.ledger is not None
-    line, terms, path = threading.Barrier(8), alone.terms, alone.ledger.path
+    line = threading.Barrier(8)
+    terms = alone.terms
+    path = alone.ledger.path
 
     def answer(number: int) -> bool:
         book = Ledger(terms.promise, 1, enforced=terms.enforced, path=path)
@@ -531,11 +533,9 @@ def test_an_answer_is_kept_before_it_is_paid_for_and_repeated(
     federation = make_federation(
         tmp_path, {"policy.power": "noiseless-dp"}, noise="devices"
     )
-    folder, terms, ask = (
-        tmp_path / "device-0",
-        federation.job.terms(0),
-        request_of_round(federation, 0),
-    )
+    folder = tmp_path / "device-0"
+    terms = federation.job.terms(0)
+    ask = request_of_round(federation, 0)
 
     def fresh() -> Device:
         return Device(

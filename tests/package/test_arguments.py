@@ -16,7 +16,8 @@ from wflmc import channel
 from ..error_tools import codes_of, missing_facts, raises_input_error, text_of
 
 KEY = jax.random.key(0)
-LINK, NOTHING = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(clip=30)
+LINK = wflmc.Link(channel.static(1.0), snr_db=40)
+NOTHING = wflmc.Privacy(clip=30)
 POSTERIOR = wflmc.gaussian_regression(KEY, devices=4, examples=40)
 OTHER = wflmc.gaussian_regression(KEY, devices=8, examples=40)
 STEPS = {"step_size": 1e-3, "burn_in": 2, "samples": 3}

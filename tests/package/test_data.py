@@ -45,7 +45,8 @@ def alone(monkeypatch):
 
 def idx(labels, images):
     """The two idx files of labels[N] and images[N, 784], without their names."""
-    count, size = len(labels).to_bytes(4), (28).to_bytes(4)
+    count = len(labels).to_bytes(4)
+    size = (28).to_bytes(4)
     return (
         b"\0\0\x08\x03" + count + size + size + images.tobytes(),
         b"\0\0\x08\x01" + count + labels.tobytes(),
@@ -55,7 +56,8 @@ def idx(labels, images):
 @pytest.fixture(scope="module")
 def files():
     """Four files as large as MNIST's, by name: a pattern for each class, with an example of its own in every pixel."""
-    generator, content = np.random.default_rng(0), {}
+    generator = np.random.default_rng(0)
+    content = {}
     patterns = generator.integers(0, 200, (10, 784), dtype=np.uint8)
     for prefix, number in (("train", 60_000), ("t10k", 10_000)):
         labels = np.arange(number, dtype=np.uint8) % 10

@@ -21,7 +21,8 @@ def public():
 
 def test_lengths_are_those_by_the_symmetric_root(public):
     """Any root of (M + λI)⁻¹ gives the same lengths and inner products; here against the symmetric one, in float64."""
-    ridge, rows = 0.3, np.concatenate([public[:30], 1.7 * public[:10]])
+    ridge = 0.3
+    rows = np.concatenate([public[:30], 1.7 * public[:10]])
     whitened = public_whitening(public, ridge)(rows)
     values, vectors = np.linalg.eigh(np.cov(public.T, bias=True) + ridge * np.eye(6))
     root = (vectors / np.sqrt(values)) @ vectors.T

@@ -188,7 +188,8 @@ def test_other_images_and_other_versions_have_files_of_their_own(
 
 
 def test_an_interrupted_computation_leaves_no_file(images, tmp_path, monkeypatch):
-    computed, batches = module._normalized, iter([True, False])
+    computed = module._normalized
+    batches = iter([True, False])
 
     def stop(batch):
         if not next(batches):

@@ -90,7 +90,8 @@ def test_usage_errors_are_whole_sentences(call):
 
 def test_notices_are_whole_sentences():
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=4, examples=40)
-    link, privacy = wflmc.Link(wflmc.channel.static(1.0)), wflmc.Privacy(8, 0.3, 30)
+    link = wflmc.Link(wflmc.channel.static(1.0))
+    privacy = wflmc.Privacy(8, 0.3, 30)
     step_size = 0.1 / posterior.L
     plan = wflmc.plan(
         posterior, link, privacy, step_size=step_size, burn_in=1, samples=1

@@ -30,9 +30,11 @@ MARKS = ("123456", "1.2345", "1.23e+05", "1.235e+05", "4242", "9876")
 
 X = np.random.default_rng(0).normal(size=(24, 2))
 X[::3] *= 123456.789
-Y, LABELS = np.full(24, 4242.0), np.arange(24) % 2
+Y = np.full(24, 4242.0)
+LABELS = np.arange(24) % 2
 KEY = jax.random.key(SEED)
-LINK, PROMISE = wflmc.Link(channel.static(1.0), snr_db=40), wflmc.Privacy(8, 0.01, 30)
+LINK = wflmc.Link(channel.static(1.0), snr_db=40)
+PROMISE = wflmc.Privacy(8, 0.01, 30)
 GAUSSIAN = wflmc.gaussian_regression(KEY, devices=4, X=X, y=Y)
 SOFTMAX = wflmc.softmax_regression(KEY, devices=4, X=X, y=LABELS)
 OWN = wflmc.posterior_from(

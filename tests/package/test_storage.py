@@ -283,7 +283,8 @@ def test_a_lock_that_nobody_holds_locks_nothing(tmp_path):
 
 def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path, monkeypatch):
     """The holder removes its file when it is done; who has just opened that one takes the next."""
-    lock, times = storage._lock, []
+    lock = storage._lock
+    times = []
 
     def slowly(file):
         times.append(1)

@@ -61,7 +61,8 @@ def test_the_sdist_can_be_cited_and_the_wheel_is_typed(built):
 def test_the_wheel_plans_runs_and_reports_in_an_empty_environment(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "venv", with_pip=True)
-    binaries, place = tmp_path / "venv" / "bin", tmp_path / "elsewhere"
+    binaries = tmp_path / "venv" / "bin"
+    place = tmp_path / "elsewhere"
     place.mkdir()
     line = "py311" if sys.version_info < (3, 12) else "py312"
     install = [

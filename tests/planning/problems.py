@@ -13,11 +13,14 @@ from wflmc.support.recursion import first_order
 
 def from_channel(active, cap, budget, rho, burn_in, objective) -> PowerProgram:
     """The planner's own shape: cost η²(K/K_a)², caps also limited by η(K/K_a)²/2, base from its recursion."""
-    devices, senders, eta = active.shape[1], active.sum(1), 1 - rho
+    devices = active.shape[1]
+    senders = active.sum(1)
+    eta = 1 - rho
     error = 0.3 * eta + 0.5 * eta * (devices - senders) / devices
     base = first_order(error - 2 * eta, rho**2)
     cap = np.minimum(cap, eta * (devices / senders) ** 2 / 2)
-    cost, none = eta**2 * (devices / senders) ** 2, np.zeros(cap.size)
+    cost = eta**2 * (devices / senders) ** 2
+    none = np.zeros(cap.size)
     return PowerProgram(
         active,
         budget,
@@ -109,7 +112,8 @@ def written_out_dual(p, w, lam):
     decay = np.where(
         s[:, None] >= s, np.exp(np.minimum(fallen[:, None] - fallen, 0.0)), 0.0
     )
-    weight, price = p.cost * (w @ decay), p.active @ lam
+    weight = p.cost * (w @ decay)
+    price = p.active @ lam
     with np.errstate(divide="ignore", invalid="ignore"):
         a = np.clip(
             np.nan_to_num(np.sqrt(weight / price), nan=0.0, posinf=np.inf),

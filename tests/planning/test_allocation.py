@@ -54,7 +54,8 @@ def reference(program):
 
 
 def test_never_worse_than_clarabel():
-    rng, agree = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    agree = 0
     instances = count(100, 300)
     for _ in range(instances):
         p = random_program(rng)
@@ -136,7 +137,8 @@ def test_lower_bound_holds_for_random_plans():
     [(10, 0.9, 1.0), (100, 0.95, 3.0), (100, 0.99, 1e3), (1000, 0.99, 2.0)],
 )
 def test_closed_form(rounds, rho, cap, objective):
-    budget, s = 0.3 * rounds, np.arange(1, rounds + 1)
+    budget = 0.3 * rounds
+    s = np.arange(1, rounds + 1)
 
     def plan(u):
         return np.minimum(cap, np.exp(np.minimum(u - s * np.log(rho), 700.0)))
@@ -185,10 +187,8 @@ def test_device_order_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     p = random_program(rng)
     order = rng.permutation(p.budget.size)
-    x, y = (
-        allocate(p),
-        allocate(replace(p, active=p.active[:, order], budget=p.budget[order])),
-    )
+    x = allocate(p)
+    y = allocate(replace(p, active=p.active[:, order], budget=p.budget[order]))
     assert y.objective == pytest.approx(x.objective, rel=2e-9)
 
 
@@ -269,7 +269,8 @@ def test_floors_against_clarabel():
         assert x.objective == pytest.approx(reference(p), rel=1e-5)
 
 
-ODD, EARLY = np.arange(50) % 2 == 1, np.arange(50) < 25
+ODD = np.arange(50) % 2 == 1
+EARLY = np.arange(50) < 25
 BURSTY = activity(np.random.default_rng(0), 300, 30, "correlated")
 EXTREMES = {
     "one round": simple(1, 3, budget=np.array([0.5, 0.2, 3.0])),

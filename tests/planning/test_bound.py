@@ -18,7 +18,9 @@ from .scenarios import Target, make
 
 def written_out_bound(plan, target, which):
     """Proposition 1 as printed: a double sum, nothing recursive."""
-    eta, m, devices = plan.step_size[0], target.dim, target.devices
+    eta = plan.step_size[0]
+    m = target.dim
+    devices = target.devices
     gamma = (
         1 - eta * target.mu if eta <= 2 / (target.mu + target.L) else eta * target.L - 1
     )

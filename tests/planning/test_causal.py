@@ -81,7 +81,9 @@ def test_no_device_is_priced_alone(posterior):
 )
 def test_later_channels_change_no_earlier_power(fading, schedule, objective):
     """The same table up to round 12, another one after it; the law may be known or not."""
-    target, rounds, seen = Target(1147.0, 1360.0, 5, 6), 24, 12
+    target = Target(1147.0, 1360.0, 5, 6)
+    rounds = 24
+    seen = 12
     generator = np.random.default_rng(3)
     tables = [
         np.array((fading or channel.rayleigh(0.01)).draw(generator, rounds, 6))

@@ -173,7 +173,7 @@ def test_ledger_and_budgets_of_each(six_devices):
     privacy = wflmc.Privacy([3, 4, 5, 6, 7, 80], 0.01, 30)
     budget = privacy.budget(6)
     ledger = 0.5 * budget * np.array([0, 1, 0, 1, 0, 1])
-    free, plan = planned(six_devices, privacy=privacy, burn_in=18, samples=12), None
+    free = planned(six_devices, privacy=privacy, burn_in=18, samples=12)
     plan = planned(six_devices, privacy=privacy, burn_in=18, samples=12, ledger=ledger)
     assert np.all(plan.spent + ledger <= budget)
     assert np.all(free.spent <= budget)
@@ -183,7 +183,8 @@ def test_ledger_and_budgets_of_each(six_devices):
 
 
 def test_noise_limit_is_kept(posterior):
-    free, limited = planned(posterior), planned(posterior, max_round_noise=1.0)
+    free = planned(posterior)
+    limited = planned(posterior, max_round_noise=1.0)
     reach = limited.step_size * limited.clip.sum()
     assert np.all(np.sqrt(5 * limited.noise_variance) <= reach * (1 + 1e-9))
     assert np.any(np.sqrt(5 * free.noise_variance) > reach)
@@ -226,7 +227,8 @@ def test_silent_devices_cost_what_the_law_says(small):
 
 def test_a_proxy_stands_in_for_the_data(posterior):
     proxy = Proxy(precision=1201.0, mean_sq=2.0)
-    plan, oracle = planned(posterior, proxy=proxy), planned(posterior)
+    plan = planned(posterior, proxy=proxy)
+    oracle = planned(posterior)
     assert not any("oracle" in text for text in plan.warnings)
     assert (
         worst(posterior, oracle)
@@ -263,10 +265,8 @@ def test_proxy_of_the_truth_is_the_truth(six_devices):
     values, vectors = np.linalg.eigh(np.linalg.inv(six_devices.covariance))
     proxy = Proxy(precision=values, mean_sq=(vectors.T @ six_devices.mean) ** 2)
     link = wflmc.Link(channel.static(1e-4), snr_db=35)
-    by_proxy, known = (
-        planned(six_devices, link, burn_in=9, samples=6, proxy=proxy),
-        planned(six_devices, link, burn_in=9, samples=6),
-    )
+    by_proxy = planned(six_devices, link, burn_in=9, samples=6, proxy=proxy)
+    known = planned(six_devices, link, burn_in=9, samples=6)
     assert by_proxy.objective == pytest.approx(known.objective, rel=1e-7)
 
 

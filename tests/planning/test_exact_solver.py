@@ -96,12 +96,14 @@ def clarabel(case: Case) -> float:
     overspends a budget by per cents, so v is near 1 here and every budget is 1, and what it returns is checked.
     """
     cp = pytest.importorskip("cvxpy")
-    r, rounds = case.response, case.low.size
+    r = case.response
+    rounds = case.low.size
     use = case.active.T * case.cost / case.budget[:, None]
     # The smallest noise, the same in all rounds, that keeps all budgets.
     unit_v = max(float(np.median(case.low)), float(use.sum(1).max()))
     unit = float(np.trace(r.target)) / r.target.shape[0]
-    v, t = cp.Variable(rounds), cp.Variable()
+    v = cp.Variable(rounds)
+    t = cp.Variable()
     limits = [v >= case.low / unit_v, (use / unit_v) @ cp.inv_pos(v) <= 1]
     finite = np.isfinite(case.high)
     if finite.any():
@@ -110,7 +112,8 @@ def clarabel(case: Case) -> float:
         C = r.covariance[u] / unit + sum(
             v[s] * (r.effect[u, s] * unit_v / unit) for s in range(rounds)
         )
-        Y, target = cp.Variable(r.target.shape), r.target / unit
+        Y = cp.Variable(r.target.shape)
+        target = r.target / unit
         limits += [
             cp.bmat([[C, Y], [Y.T, target]]) >> 0,
             r.shift[u] / unit + cp.trace(C) + np.trace(target) - 2 * cp.trace(Y) <= t,
@@ -127,7 +130,8 @@ def clarabel(case: Case) -> float:
 def test_agrees_with_a_semidefinite_program():
     for seed in range(count(12, 100)):
         case = draw(seed, most_rounds=6, most_dim=3)
-        solution, theirs = solve(NoiseProblem(*case)), clarabel(case)
+        solution = solve(NoiseProblem(*case))
+        theirs = clarabel(case)
         scale = max(theirs, 1e-5 * np.trace(case.response.target))
         assert is_feasible(case, solution.v)
         assert solution.value == pytest.approx(
@@ -140,7 +144,8 @@ def test_agrees_with_a_semidefinite_program():
 def test_one_parameter_and_one_tight_budget_in_closed_form():
     """The least noise of the last round, (Σ √(cost effect))²/budget, where one device pays for every round."""
     case = draw(49, most_rounds=6, most_dim=3)
-    r, tight = case.response, 5
+    r = case.response
+    tight = 5
     effect = r.effect[-1, :, 0, 0]
     assert r.target.shape == (1, 1)
     assert case.active[:, tight].all()
@@ -167,7 +172,8 @@ def test_gap_feasibility_and_certificate_over_random_problems():
 
 @given(st.integers(0, 10**6))
 def test_no_feasible_noise_goes_below_the_certificate(seed):
-    case, rng = draw(seed), np.random.default_rng(seed)
+    case = draw(seed)
+    rng = np.random.default_rng(seed)
     solution = solve(NoiseProblem(*case))
     rounding = 1e-13 * np.trace(case.response.target)
     for near in (0.0, 0.01, 0.3, 2.0):
@@ -209,7 +215,8 @@ def test_brute_force_finds_nothing_better():
 
 
 def test_derivatives_against_differences():
-    case, rng = draw(7, most_rounds=9, tight=0.2), np.random.default_rng(0)
+    case = draw(7, most_rounds=9, tight=0.2)
+    rng = np.random.default_rng(0)
     eigen = np.linalg.eigvalsh(np.linalg.inv(case.response.target))
     size = case.low.size
     motion = Motion(np.full(size, 1e-3), np.ones((size, 2)))
@@ -218,10 +225,12 @@ def test_derivatives_against_differences():
     )
     for response in (case.response, like):
         distance = distances(response)
-        v, step = case.low * 3, case.low * rng.standard_normal(size)
+        v = case.low * 3
+        step = case.low * rng.standard_normal(size)
         F, gradient, root = distance.expand(v)
         h = 1e-4
-        up, down = distance(v + h * step), distance(v - h * step)
+        up = distance(v + h * step)
+        down = distance(v - h * step)
         assert distance(v) == pytest.approx(F, rel=1e-12)
         assert (up - down) / (2 * h) == pytest.approx(
             gradient @ step, rel=1e-6, abs=1e-9
@@ -236,11 +245,14 @@ def test_derivatives_against_differences():
 
 def test_equal_eigenvalues_are_one_matter():
     """A diagonal problem as matrices, and the same by eigenvalues."""
-    precision, rounds = np.array([3.0, 3.0, 8.0, 20.0]), 14
-    mean_sq, ones = np.array([0.1, 0.3, 0.2, 0.4]), np.ones((rounds, 3))
+    precision = np.array([3.0, 3.0, 8.0, 20.0])
+    rounds = 14
+    mean_sq = np.array([0.1, 0.3, 0.2, 0.4])
+    ones = np.ones((rounds, 3))
     eta = np.full(rounds, 0.05)
     matrix = np.repeat(np.diag(1 - 0.05 * precision)[None], rounds, 0)
-    start, identity = Gaussian(np.sqrt(mean_sq), np.eye(4)), np.eye(4)
+    start = Gaussian(np.sqrt(mean_sq), np.eye(4))
+    identity = np.eye(4)
     chain = LinearChain(start, matrix, np.zeros((rounds, 4)), identity, identity)
     full = chain.response(9, Gaussian(np.zeros(4), np.diag(1 / precision)))
     short = diagonal_response(precision, mean_sq, 1.0, Motion(eta, ones), 9)
@@ -263,7 +275,8 @@ def test_many_precisions_are_binned():
     assert binned.multiplicity.sum() == 310
     assert binned.multiplicity.size <= 64
     v = np.full(20, 2e-5)
-    eta, variances = motion.step_size[0], np.ones(310)
+    eta = motion.step_size[0]
+    variances = np.ones(310)
     for s in range(20):
         variances = (1 - eta * precision) ** 2 * variances + v[s]
     mean_sq = 0.01 * ((1 - eta * precision) ** 40).sum()

@@ -58,7 +58,8 @@ def unlike_devices(draw):
 def test_no_device_overspends_its_own_limits(case, power):
     posterior, link, promise, options = case
     plan = wflmc.plan(posterior, link, promise, **grouped(power=power, **options))
-    K, S = plan.devices, len(plan.rounds)
+    K = plan.devices
+    S = len(plan.rounds)
     sending = plan.weight > 0
     reach = np.minimum(promise.clips(K), promise.example_clips(K))
     worst = link.uncertainty if POLICIES[power].wireless else 1.0
@@ -85,7 +86,8 @@ def test_no_device_overspends_its_own_limits(case, power):
 @given(unlike_devices(), st.randoms(use_true_random=False))
 def test_renaming_devices_changes_nothing(case, random):
     posterior, link, promise, options = case
-    K, S = posterior.devices, options["burn_in"] + options["samples"]
+    K = posterior.devices
+    S = options["burn_in"] + options["samples"]
     order = random.sample(range(K), K)
     gains = link.gains(S, K)
 
@@ -100,7 +102,8 @@ def test_renaming_devices_changes_nothing(case, random):
         )  # fmt: skip
         return wflmc.plan(posterior, fixed, own, **grouped(**options))
 
-    straight, mixed = planned(list(range(K))), planned(order)
+    straight = planned(list(range(K)))
+    mixed = planned(order)
     assert mixed.objective == pytest.approx(straight.objective, rel=1e-6)
     np.testing.assert_array_equal(mixed.weight > 0, (straight.weight > 0)[:, order])
 
@@ -108,7 +111,9 @@ def test_renaming_devices_changes_nothing(case, random):
 def test_thresholds_weigh_each_devices_own_clip():
     """By brute force over thresholds: (Σ_silent ℓ + ((K−K_a)/K_a) Σ_active ℓ)² + m max(0, noise − 2/η)."""
     rng = np.random.default_rng(0)
-    K, S, eta = 6, 40, 1e-3
+    K = 6
+    S = 40
+    eta = 1e-3
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=K, examples=60)
     clip, snr_db = rng.uniform(5, 60, K), rng.uniform(0, 25, K)
     link = wflmc.Link(channel.rayleigh(0.01), snr_db)
@@ -216,7 +221,8 @@ def test_exact_budgets_buy_what_is_claimed(posterior):
 
 def test_channels_known_badly_are_paid_for(posterior):
     """A plan that ignored the error is refused where it would overspend; one that knows of it keeps to its budget."""
-    promise, step = wflmc.Privacy(8, 0.01, 30), 0.4 / (posterior.mu + posterior.L)
+    promise = wflmc.Privacy(8, 0.01, 30)
+    step = 0.4 / (posterior.mu + posterior.L)
     options = {"step_size": step, "burn_in": 20, "samples": 20}
     off = wflmc.Link(channel.rayleigh(0.01), 30, csi_error=0.1)
     naive = wflmc.plan(

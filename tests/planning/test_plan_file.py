@@ -251,7 +251,8 @@ def test_a_friction_is_not_taken_for_noise_of_the_downlink(plan):
 @pytest.mark.parametrize("objective", ["worst", "average"])
 def test_joined_plans_are_the_whole_plan(objective):
     """Of a policy whose rounds do not depend on each other, the parts joined are the plan of all rounds."""
-    link, promise = wflmc.Link(wflmc.channel.rayleigh(0.01)), Privacy(clip=30.0)
+    link = wflmc.Link(wflmc.channel.rayleigh(0.01))
+    promise = Privacy(clip=30.0)
     common = {
         "step_size": 1e-3,
         "policy": wflmc.Policy(power="no-dp", objective=objective),

@@ -72,10 +72,8 @@ def test_privacy_limits_no_round_whose_devices_have_budget_left(
 ):
     """The worst bound does not depend on rounds after it: the optimum may leave their power below every limit."""
     target = wflmc.gaussian_regression(jax.random.key(0), devices=2, examples=40)
-    promise, link = (
-        wflmc.Privacy(epsilon, 0.01, clip),
-        wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db),
-    )
+    promise = wflmc.Privacy(epsilon, 0.01, clip)
+    link = wflmc.Link(channel.rayleigh(0.01), snr_db=snr_db)
     eta = step / (target.mu + target.L)
     plan = wflmc.plan(
         target, link, promise, step_size=eta, burn_in=burn_in, samples=samples
@@ -119,10 +117,8 @@ def test_permuting_devices_changes_nothing(case, power, random):
     target, h, keywords = case
     order = list(range(target.devices))
     random.shuffle(order)
-    first, second = (
-        make(target, h, power=power, **keywords),
-        make(target, h[:, order], power=power, **keywords),
-    )
+    first = make(target, h, power=power, **keywords)
+    second = make(target, h[:, order], power=power, **keywords)
     np.testing.assert_allclose(first.gain, second.gain, rtol=1e-12)
     np.testing.assert_allclose(first.bound, second.bound, rtol=1e-12)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
@@ -131,10 +127,8 @@ def test_permuting_devices_changes_nothing(case, power, random):
 @given(static_cases(), st.floats(1e-3, 1e3))
 def test_noise_power_and_transmit_power_scale_together(case, noise_power):
     target, h, keywords = case
-    first, second = (
-        make(target, h, **keywords),
-        make(target, h, noise_power=noise_power, **keywords),
-    )
+    first = make(target, h, **keywords)
+    second = make(target, h, noise_power=noise_power, **keywords)
     np.testing.assert_allclose(
         second.gain, first.gain * np.sqrt(noise_power), rtol=1e-9
     )
@@ -511,10 +505,8 @@ def test_plans_do_not_need_jax_arrays(posterior):
 
 
 def test_settings_of_the_chain_and_the_policy_are_values_and_no_keywords():
-    target, link = (
-        Target(1.0, 2.0, 3, 2),
-        wflmc.Link(wflmc.channel.static(0.01), snr_db=20),
-    )
+    target = Target(1.0, 2.0, 3, 2)
+    link = wflmc.Link(wflmc.channel.static(0.01), snr_db=20)
     rounds = {"step_size": 0.1, "burn_in": 3, "samples": 2}
     for name, value in (("power", "equal"), ("init", "zero"), ("strength", 2)):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):

@@ -44,7 +44,8 @@ def random_steps(rng: np.random.Generator, target, rounds: int):
 
 def by_hand(plan, target, clip, weight):
     """Proposition 1 round by round, with each round's own constants."""
-    bound, bounds = target.initial_w2_sq(), []
+    bound = target.initial_w2_sq()
+    bounds = []
     for s, eta in enumerate(plan.step_size):
         gamma = (
             1 - eta * target.mu
@@ -92,7 +93,8 @@ def test_equal_steps_are_a_constant_step(case):
 
 
 def test_varying_decay_against_clarabel():
-    rng, agree = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    agree = 0
     instances = count(40, 300)
     for _ in range(instances):
         p = varying(rng)
@@ -116,8 +118,10 @@ def test_varying_decay_is_certified_for_both_objectives():
 @given(fading_cases(), seeds)
 def test_thresholds_with_the_step_of_each_round(case, seed):
     target, h, _ = case
-    steps, gains = random_steps(np.random.default_rng(seed), target, len(h)), np.abs(h)
-    clip, caps = np.full(target.devices, 3.0), 1e4 * gains**2 * target.mu
+    steps = random_steps(np.random.default_rng(seed), target, len(h))
+    gains = np.abs(h)
+    clip = np.full(target.devices, 3.0)
+    caps = 1e4 * gains**2 * target.mu
     together = threshold_schedule(gains, clip, caps / target.L, steps, target.dim)
     for s, eta in enumerate(steps):
         alone = threshold_schedule(
@@ -130,7 +134,8 @@ def test_thresholds_with_the_step_of_each_round(case, seed):
 def test_order_budget_and_floors_with_varying_decay(seed):
     rng = np.random.default_rng(seed)
     p = varying(rng)
-    x, order = allocate(p), rng.permutation(p.budget.size)
+    x = allocate(p)
+    order = rng.permutation(p.budget.size)
     permuted = allocate(replace(p, active=p.active[:, order], budget=p.budget[order]))
     assert permuted.objective == pytest.approx(x.objective, rel=2e-8)
     richer = allocate(replace(p, budget=p.budget * rng.uniform(1, 2, p.budget.size)))
@@ -172,7 +177,8 @@ def test_whole_plans_with_varying_steps_agree_with_the_reference(posterior):
 
 def test_theorem_1_is_for_one_step_size(monkeypatch):
     """On a static channel with one sample the closed form would be wrong for steps that change."""
-    target, h = Target(1.0, 3.0, 4, 3), np.full((12, 3), 0.1)
+    target = Target(1.0, 3.0, 4, 3)
+    h = np.full((12, 3), 0.1)
     steps = np.where(np.arange(12) < 6, 0.4, 0.1)
     plan = make(target, h, step_size=steps, epsilon=2.0, clip=5.0, snr_db=60)
     assert plan.regime is None

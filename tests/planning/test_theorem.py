@@ -104,11 +104,14 @@ def test_static_plans_keep_every_limit_and_their_certificate(case):
 def theorem_regime(plan, h, keywords):
     """Theorem 1's conditions as printed, in η and P."""
     active = plan.weight[0] > 0
-    devices, sending, rounds = plan.devices, active.sum(), len(plan.rounds)
+    devices = plan.devices
+    sending = active.sum()
+    rounds = len(plan.rounds)
     budget = plan.privacy.budget(1)[0]
     power = plan.dim * 10 ** (keywords["snr_db"] / 10)
     weakest = np.min(np.abs(h[0][active]) ** 2)
-    eta, clip = plan.step_size[0], keywords["clip"]
+    eta = plan.step_size[0]
+    clip = keywords["clip"]
     if eta <= sending**2 / (clip * devices) ** 2 * min(
         budget / rounds, 2 * power * weakest
     ):

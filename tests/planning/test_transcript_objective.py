@@ -75,8 +75,10 @@ def test_no_solver_finds_a_smaller_noise(posterior, snr_db, seed):
 
 
 def test_the_bound_holds_for_every_feasible_plan(posterior):
-    plan, rng = make_plan(posterior), np.random.default_rng(0)
-    active, budget = plan.weight > 0, PRIVACY.budget(8) / (2 * 30.0**2)
+    plan = make_plan(posterior)
+    rng = np.random.default_rng(0)
+    active = plan.weight > 0
+    budget = PRIVACY.budget(8) / (2 * 30.0**2)
     power = plan.gain**2 / plan.noise_power / plan.power_share
     floor = 5 * (plan.scale / (plan.certificate.noise_limit * 8 * 30)) ** 2
     for _ in range(200):
@@ -158,10 +160,8 @@ def test_what_does_not_go_with_it_is_refused(posterior):
         make_plan(posterior, csi="causal")
     with raises_input_error("solver", "own", "transcript"):
         make_plan(posterior, solver="cvxpy")
-    link, sampler = (
-        wflmc.Link(wflmc.channel.static()),
-        wflmc.Sampler(step_schedule="planned"),
-    )
+    link = wflmc.Link(wflmc.channel.static())
+    sampler = wflmc.Sampler(step_schedule="planned")
     policy = wflmc.Policy(objective="transcript")
     with raises_input_error("step_schedule", section="sampler"):
         wflmc.plan(

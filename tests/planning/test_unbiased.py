@@ -76,7 +76,9 @@ def test_variance_of_the_sum_over_all_subsets(devices):
 )
 def test_every_device_has_weight_one_on_average(fading):
     """And also in rounds after which it did or did not send: who sends now has nothing to do with who did."""
-    target, q, rounds = Target(3.0, 20.0, 2, 5), 2, 8
+    target = Target(3.0, 20.0, 2, 5)
+    q = 2
+    rounds = 8
     active = []
     for seed in range(count(300, 3000)):
         law = fading
@@ -119,7 +121,8 @@ def test_standing_is_uniform_and_independent(correlation, rician_k):
 
 def test_standing_by_scipy():
     """Against the Rice law of a device's round given the one before."""
-    law, h = channel.rayleigh(2.0, 0.8).law, np.array([[1.0 + 1j], [0.3 - 0.5j]])
+    law = channel.rayleigh(2.0, 0.8).law
+    h = np.array([[1.0 + 1j], [0.3 - 0.5j]])
     spread = np.sqrt(2.0 * (1 - 0.8**2) / 2)
     expected = stats.rice.cdf(abs(h[1, 0]) / spread, abs(0.8 * h[0, 0]) / spread)
     assert law.quality(h)[1, 0] == pytest.approx(expected, rel=1e-9)
@@ -129,7 +132,8 @@ def test_standing_by_scipy():
 
 
 def test_forecast_has_the_moments_of_the_law():
-    law, present = channel.rician([1.0, 4.0], 3.0, 0.7).law, np.array([0.5 + 1j, -1.0])
+    law = channel.rician([1.0, 4.0], 3.0, 0.7).law
+    present = np.array([0.5 + 1j, -1.0])
     paths = law.draw_after(
         present, channel.complex_normal(np.random.default_rng(0), 20_000, 3, 2)
     )
@@ -193,7 +197,8 @@ def test_the_bound_holds_over_schedules(unlike):
 def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
     generator = np.random.default_rng(seed)
     devices, rounds = int(generator.integers(1, 8)), int(generator.integers(1, 20))
-    q, order = int(generator.integers(1, devices + 1)), generator.permutation(devices)
+    q = int(generator.integers(1, devices + 1))
+    order = generator.permutation(devices)
     standing = generator.random((rounds, devices))
     lots = generator.random((rounds, devices))
     first = by_quality(standing, lots, q).active
@@ -218,12 +223,11 @@ def test_limits_hold_and_permuting_devices_permutes_the_plan(seed, power, csi):
 def test_the_number_of_senders_is_the_best_one():
     """Against the mean one-round error of each number, worked out one by one; and not by the channels that come."""
     generator = np.random.default_rng(0)
-    clip, n = np.array([1.0, 2.0, 3.0, 1.0]), 500
-    u, lots, cap = (
-        generator.random((n, 4)),
-        generator.random((n, 4)),
-        generator.gamma(1.0, 1.0, (n, 4)),
-    )
+    clip = np.array([1.0, 2.0, 3.0, 1.0])
+    n = 500
+    u = generator.random((n, 4))
+    lots = generator.random((n, 4))
+    cap = generator.gamma(1.0, 1.0, (n, 4))
     errors = []
     for q in (1, 2, 3, 4):
         weakest = np.where(by_quality(u, lots, q).active, cap, np.inf).min(-1)

@@ -200,7 +200,8 @@ def test_sampling_has_the_exact_gaussian_law(batch):
     trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
     assert trace.clip_rate.max() == 0
     law = GAUSSIAN.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
-    mean, variance = law.mean[-1], np.diagonal(law.covariance[-1])
+    mean = law.mean[-1]
+    variance = np.diagonal(law.covariance[-1])
     theta = trace.theta[:, -1]
     spread = theta.var(0, ddof=1)
     # Batches are unbiased.
@@ -329,7 +330,8 @@ def test_batches_keep_the_clip_and_are_unbiased():
     # A record changes what its device sends by twice the example clip at most, whatever is drawn.
     c = 0.7
     u, v = (np.array(values) for values in own.data)
-    u[2, 0], v[2, 0] = 50.0, -1e3
+    u[2, 0] = 50.0
+    v[2, 0] = -1e3
     other = replace(own, data=(u, v))
     neighbour_sums = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
     change = np.linalg.norm(neighbour_sums[0] - neighbour_sums[1], axis=1)
@@ -343,10 +345,8 @@ def test_batches_keep_the_clip_and_are_unbiased():
 
 
 def test_batches_of_all_examples_are_no_batches():
-    batched, whole = (
-        as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000),
-        as_own(GAUSSIAN, mu=1.0, L=90.0),
-    )
+    batched = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000)
+    whole = as_own(GAUSSIAN, mu=1.0, L=90.0)
     plan = wflmc.plan(
         whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5
     )
@@ -362,7 +362,8 @@ def test_the_audit_holds(unit, batch):
 
     def side(sign):
         X, y = np.zeros((6, 2)), np.zeros(6)
-        X[-1], y[-1] = [1.0, 0.0], sign * 1e5
+        X[-1] = [1.0, 0.0]
+        y[-1] = sign * 1e5
         return wflmc.posterior_from(
             gaussian_likelihood,
             lambda t: -1e-6 * t @ t,
@@ -431,7 +432,8 @@ def test_runs_have_names_that_last():
 
 def test_what_is_around_a_model_may_change_later():
     """Three functions that share a variable: each runs with the value that it had when the posterior was made."""
-    data, posteriors = np.linspace(0.0, 2.0, 20, dtype=np.float32), []
+    data = np.linspace(0.0, 2.0, 20, dtype=np.float32)
+    posteriors = []
     for scale in (1.0, 2.0, 3.0):
         posteriors.append(
             wflmc.posterior_from(
@@ -453,12 +455,11 @@ def test_what_is_around_a_model_may_change_later():
 
 def test_a_device_alone_draws_the_batches_it_draws_among_others():
     posterior = as_own(GAUSSIAN, batch=2, mu=1.0, L=90.0)
-    theta, key = jnp.ones(posterior.dim), jax.random.key(8)
+    theta = jnp.ones(posterior.dim)
+    key = jax.random.key(8)
     devices = range(6) if FULL else (1, 5)
-    weight, clip = (
-        np.isin(np.arange(6), devices).astype(np.float32),
-        jnp.full(6, jnp.inf),
-    )
+    weight = np.isin(np.arange(6), devices).astype(np.float32)
+    clip = jnp.full(6, jnp.inf)
     whole, _ = clipped_sum(posterior, theta, weight, clip, key)
     alone = [
         clipped_sum(posterior.device(k), theta, jnp.ones(1), clip[:1], key)[0]
@@ -495,20 +496,18 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
     def likelihood(w, example):
         return -(jnp.sqrt(jnp.abs(example["y"] - example["x"] @ w)) ** 2)
 
-    data, constants = (
-        {"x": normal(40, 6), "y": normal(40)},
-        {"devices": 4, "mu": 1.0, "L": 9.0},
-    )
+    data = {"x": normal(40, 6), "y": normal(40)}
+    constants = {"devices": 4, "mu": 1.0, "L": 9.0}
     own = wflmc.posterior_from(
         likelihood, lambda w: -jnp.sum(w**2), data, initial=np.ones(6), **constants
     )
-    own.data["y"][0, 2], own.data["x"][0, 2] = 0.0, 0.0  # √|0|² has no gradient
-    theta, weight, clip, most = (
-        normal(3, 6),
-        np.ones(4),
-        np.full(4, 2.0),
-        np.full(4, 0.3),
-    )
+    # √|0|² has no gradient.
+    own.data["y"][0, 2] = 0.0
+    own.data["x"][0, 2] = 0.0
+    theta = normal(3, 6)
+    weight = np.ones(4)
+    clip = np.full(4, 2.0)
+    most = np.full(4, 0.3)
 
     def sums():
         ready = own.on_accelerator(3, 2**20, True)

@@ -37,7 +37,8 @@ def walled(theta, example):
 def negative_binomial(theta, example):
     """Counts with a dispersion of their own, which is no convex cost."""
     u, count = example
-    size, mean = jnp.exp(theta[0]), jnp.exp(theta[1] + 0 * u[0])
+    size = jnp.exp(theta[0])
+    mean = jnp.exp(theta[1] + 0 * u[0])
     gammas = jax.lax.lgamma(count + size) - jax.lax.lgamma(size)
     return (
         gammas

@@ -318,10 +318,8 @@ def test_w2_broadcasts():
 def test_linear_chain_against_a_plain_loop(rounds, size):
     generator = np.random.default_rng(rounds)
     matrix = np.eye(size) - 0.9 / size * generator.random((2, rounds, size, size))
-    offset, variance = (
-        generator.standard_normal((2, rounds, size)),
-        generator.random((2, rounds)),
-    )
+    offset = generator.standard_normal((2, rounds, size))
+    variance = generator.random((2, rounds))
     start = random_gaussian(3, size)
     enters, readout = generator.standard_normal((2, size, size))
     other = np.cov(generator.standard_normal((size, 3 * size)))

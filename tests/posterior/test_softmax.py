@@ -225,7 +225,8 @@ def test_permuting_devices_changes_nothing():
         jax.random.key(0), 6, X=X[order], y=y[order], partition="blocks"
     )
     theta = jax.random.normal(jax.random.key(1), (first.dim,))
-    ones, clip = jnp.ones(6), jnp.full(6, 2.0)
+    ones = jnp.ones(6)
+    clip = jnp.full(6, 2.0)
     np.testing.assert_allclose(
         clipped_sum(first, theta, ones, clip)[0],
         clipped_sum(second, theta, ones, clip)[0],
@@ -360,7 +361,9 @@ def test_a_posterior_for_each_chain(examples):
     stacked = jax.tree.map(
         lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *both
     )
-    theta, weight, clip = jnp.ones((2, 12)), jnp.ones(2), jnp.full(2, 3.0)
+    theta = jnp.ones((2, 12))
+    weight = jnp.ones(2)
+    clip = jnp.full(2, 3.0)
     actual = jax.jit(jax.vmap(lambda p, t: p.clipped_sum(t, weight, clip)))(
         stacked, theta
     )
@@ -403,11 +406,9 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
     theta = np.random.default_rng(0).standard_normal(posterior.dim).astype(np.float32)
     held = posterior.on_accelerator(1, 2.0**30, by_example=True)
     assert held.norms is not None
-    weight, clip, example_clip = (
-        np.ones(2),
-        np.array([1e6, 0.05 * rows]),
-        np.full(2, 0.7),
-    )
+    weight = np.ones(2)
+    clip = np.array([1e6, 0.05 * rows])
+    example_clip = np.full(2, 0.7)
     sums = [
         clipped_sum(model, theta, weight, clip, example_clip=example_clip)[0]
         for model in (posterior, held)

@@ -83,7 +83,8 @@ def test_gaussian_posterior_is_the_same_whatever_the_coordinates(intercept):
 
 
 def test_a_prior_on_whitened_coordinates_is_another_prior():
-    own, std = gaussian(intercept=True), 0.2
+    own = gaussian(intercept=True)
+    std = 0.2
     rows = own.covariates
     W = whitening(rows.mean(0), np.cov(rows.T, bias=True), True)
     u = own.features[np.arange(own.features.shape[1]) < own.sizes[:, None]]
@@ -102,7 +103,8 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
     """Against the exact posterior: estimate and floor of perfect samples, in the parameters' own coordinates."""
     own = gaussian(intercept=True)
     other = own.whitened()
-    link, step = wflmc.Link(channel.static(), snr_db=60), 0.1 / (other.mu + other.L)
+    link = wflmc.Link(channel.static(), snr_db=60)
+    step = 0.1 / (other.mu + other.L)
     plan = wflmc.plan(
         other,
         link,
@@ -178,7 +180,8 @@ def test_softmax_constants_bound_the_hessian():
 
 
 def test_examples_are_clipped_in_the_chain_coordinates():
-    other, c = labelled(intercept=True).whitened(), 0.8
+    other = labelled(intercept=True).whitened()
+    c = 0.8
     theta = np.random.default_rng(1).standard_normal(other.dim)
     phi = other.coordinates_of(theta)
     total = np.zeros(other.dim)

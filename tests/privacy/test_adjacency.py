@@ -83,7 +83,9 @@ def test_no_neighbours_differ_by_more_than_is_stated(sent, clip, example_clip):
     rows[::2] = [1.0, 0.0]
     targets[::2] = [1e4, -half, 0.0]
     other, empty, replaced = targets.copy(), rows.copy(), targets.copy()
-    empty[:, 0], other[:, 0], replaced[:, 0] = 0.0, 0.0, -1e4 * np.sign(targets[:, 0])
+    empty[:, 0] = 0.0
+    other[:, 0] = 0.0
+    replaced[:, 0] = -1e4 * np.sign(targets[:, 0])
     signal = sent(rows, targets, clip, example_clip)
     changes = {
         ("record", "add-remove"): signal - sent(empty, other, clip, example_clip),
@@ -206,7 +208,8 @@ def test_the_releases_sums_move_no_further_than_stated(monkeypatch):
             preconditioning._packed(np.einsum("kni,knj->knij", rows, rows)),
         )
 
-    wide, tight = sums(2 * 1.7), sums(1.7)
+    wide = sums(2 * 1.7)
+    tight = sums(1.7)
     for adjacency in privacy.ADJACENCIES:
         for (stated, _), terms in zip(
             charged[adjacency, "record"], (wide[0], wide[1], tight[2]), strict=True

@@ -114,7 +114,8 @@ def test_exact_budget_agrees_with_dp_accounting(epsilon, delta):
 
 @pytest.mark.parametrize("accountant", privacy.ACCOUNTANTS)
 def test_finite_and_monotone_over_the_whole_range(accountant):
-    epsilon, delta = np.logspace(-6, 4, 41), np.logspace(-300, np.log10(0.5), 61)
+    epsilon = np.logspace(-6, 4, 41)
+    delta = np.logspace(-300, np.log10(0.5), 61)
     budget = privacy.budget(epsilon[:, None], delta[None, :], accountant)
     assert np.all(np.isfinite(budget))
     assert np.all(budget > 0)

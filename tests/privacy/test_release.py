@@ -87,7 +87,8 @@ def test_a_strong_link_gives_the_whitening_of_the_data():
 def test_sums_move_no_further_than_the_stated_sensitivity():
     """Replacing one example, for the three sums, by random search and at the corners."""
     rng = np.random.default_rng(0)
-    b, worst = 1.7, np.zeros(3)
+    b = 1.7
+    worst = np.zeros(3)
     for _ in range(4000):
         u, v = b * rng.standard_normal((2, 3)) * rng.choice([0.3, 3], (2, 1))
         pair = releases.clip_rows(np.stack([u, v])[None], b, np.ones((1, 2), bool))[0]
@@ -107,7 +108,9 @@ def test_sums_move_no_further_than_the_stated_sensitivity():
 def test_the_loss_is_that_of_the_gaussian_mechanism_that_is_heard():
     """Two neighbouring data sets, one device: what the server hears differs by √(2 loss) standard deviations."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=5, csi_error=0.0)
-    sizes, uses, reach = np.array([4]), 6, 2.0
+    sizes = np.array([4])
+    uses = 6
+    reach = 2.0
     sums = np.array([[1.0, 2.0, -1.0]])
     other = sums + np.array([[0.6, 0.0, 0.8]])  # a replacement that moves the sum by 1
     for privacy, moved in ((PROMISE["record"], 1.0), (PROMISE["device"], 16.0)):
@@ -234,10 +237,8 @@ def test_a_release_is_paid_from_the_same_ledger_once(scenario, tmp_path, call):
 
 
 def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, call):
-    ledger, less = (
-        tmp_path / "l.jsonl",
-        ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0"),
-    )
+    ledger = tmp_path / "l.jsonl"
+    less = ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
     assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
     code, _, err = call(
         "run", scenario, *less, "--ledger", ledger, "--set", "sampler.seed=1"
@@ -250,10 +251,8 @@ def test_a_second_run_does_not_pay_for_the_release_again(scenario, tmp_path, cal
 
 def test_another_channel_is_another_release(scenario, tmp_path, call):
     """With noise of its own, or who hears both could take it away; and with a loss of its own."""
-    ledger, less = (
-        tmp_path / "l.jsonl",
-        ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0"),
-    )
+    ledger = tmp_path / "l.jsonl"
+    less = ("--set", "policy.power='equal'", "--set", "link.snr_db=0.0")
     assert call("run", scenario, *less, "--ledger", ledger)[0] == 0
     code, _, err = call(
         "run",

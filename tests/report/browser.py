@@ -76,7 +76,8 @@ def browser() -> str:
 
 def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
     """Open a copy of the page with `script`, the body of a function, run at its end."""
-    program, text = browser(), page.read_text(encoding="utf-8")
+    program = browser()
+    text = page.read_text(encoding="utf-8")
     copy, log = page.with_name("visit.html"), page.with_name("net.json")
     head, body = text.split("<head>", 1)
     main, end = body.rsplit("</body>", 1)

@@ -59,7 +59,9 @@ class Page(HTMLParser):
 
 def in_browser(page, folder):
     """The document after its scripts have run, what the console said, and the addresses that were asked for."""
-    program, file, log = browser(), folder / "page.html", folder / "net.json"
+    program = browser()
+    file = folder / "page.html"
+    log = folder / "net.json"
     file.write_text(page, encoding="utf-8")
     done = subprocess.run(
         [program, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000",

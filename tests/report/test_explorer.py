@@ -89,7 +89,8 @@ def positions():
     generator = np.random.default_rng(0)
     draw = generator.uniform
     for i in range(count(40, 1000)):
-        corner, near = i % 8 == 7, i % 8 < 4
+        corner = i % 8 == 7
+        near = i % 8 < 4
         mu = draw(900, 1200) if near else 10 ** draw(0, 4)
         sliders = {
             "snr_db": draw(12, 30) if near else draw(-20, 60),
@@ -190,14 +191,14 @@ def close(ours, theirs):
 
 
 def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
-    seen, mixed, large_steps = set(), 0, 0
+    seen = set()
+    mixed = 0
+    large_steps = 0
     for point in tour.points:
         assert point["wrong"] == {}, point
         result, values = point["result"], point["values"]
-        plan, equal = (
-            planned(point["scenario"], tmp_path),
-            planned(point["scenario"], tmp_path, power="equal"),
-        )
+        plan = planned(point["scenario"], tmp_path)
+        equal = planned(point["scenario"], tmp_path, power="equal")
         assert values["regime"] == result["regime"] == plan.regime
         seen.add((plan.regime, plan.privacy.accountant, point["state"]["bound"]))
         mixed += 0 < plan.regime_share["dp-limited"] < 1
@@ -251,7 +252,8 @@ def test_every_position_gives_the_numbers_of_a_plan(tour, tmp_path):
 def test_the_map_turns_where_theorem_1_does(tour):
     """Just left and right of the edge of every row, and at the two ends."""
     for point in tour.points[:: count(4, 1)]:
-        state, axis = point["state"], point["state"]["map_axis"]
+        state = point["state"]
+        axis = point["state"]["map_axis"]
         for row in point["map"]["rows"][:: count(12, 5)]:
             setting = SimpleNamespace(**{**state, axis: row["y"]})
             example = setting.example_clip if setting.unit == "record" else None

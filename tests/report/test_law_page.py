@@ -18,7 +18,8 @@ def test_laplace_law_is_that_of_the_hessian():
         jax.random.key(0), 3, examples=90, dim=2, classes=3, intercept=True
     ).whitened()
     law = laplace_law(posterior)
-    rows, labels = posterior.real_rows(posterior.features), posterior.observed[0]
+    rows = posterior.real_rows(posterior.features)
+    labels = posterior.observed[0]
 
     def gradient(theta):
         """Of the negative log posterior in the parameters, where the prior is N(0, I)."""

@@ -243,7 +243,8 @@ def test_nothing_is_promised_and_nothing_clips(pages):
 def test_more_rounds(copied):
     folder = copied("kinetic")
     run_in(folder, resume=str(folder), more=5)
-    page, files = Page(render_folder(folder)), files_of(folder)
+    page = Page(render_folder(folder))
+    files = files_of(folder)
     assert (
         len(page.curve("plan", "gain α")["y"])
         == files["plan"]["constants"]["rounds"]
@@ -498,7 +499,8 @@ def test_verdicts_follow_from_the_numbers(runs):
 def test_what_the_page_sees_of_the_samples_decides(runs, name):
     """Agreeing chains with a quarter of the spread, far from the law, by a plan of the right noise: no tick says so."""
     run = read_run(runs[name])
-    law, generator = comparison(run).law, np.random.default_rng(0)
+    law = comparison(run).law
+    generator = np.random.default_rng(0)
     std = np.sqrt(np.diagonal(law.covariance))
     diagnosed = run.summary.model_copy(update={"rhat_max": 1.0, "ess_min": 900.0})
 

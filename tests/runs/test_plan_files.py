@@ -45,7 +45,8 @@ def scenario(tmp_path):
 @pytest.fixture
 def planned(monkeypatch):
     """Every plan that is made."""
-    drafts, finish = [], build._Planning.finish
+    drafts = []
+    finish = build._Planning.finish
 
     def counted(self, allocation):
         drafts.append(self)
@@ -95,7 +96,8 @@ def test_one_plan_for_a_run_and_all_that_comes_after(tmp_path, call, scenario, p
     assert len(planned) == 2  # the rounds that are added
     assert call("report", folder)[0] == 0
     assert len(planned) == 2
-    longer, first = Plan.load(folder / "plan.npz"), Plan.load(again / "0" / "plan.npz")
+    longer = Plan.load(folder / "plan.npz")
+    first = Plan.load(again / "0" / "plan.npz")
     for name in ("gain", "weight", "server_noise", "bound"):
         np.testing.assert_array_equal(getattr(longer, name)[:14], getattr(first, name))
 

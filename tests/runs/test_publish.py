@@ -224,12 +224,10 @@ def test_a_secret_key_lives_as_long_as_the_run(tmp_path, call, monkeypatch):
     from wflmc.sampling import chunks
 
     monkeypatch.setattr(chunks, "BLOCK_WORK", 1)
-    scenario, folder, whole, keys = (
-        tmp_path / "s.toml",
-        tmp_path / "o",
-        module.sample,
-        [],
-    )
+    scenario = tmp_path / "s.toml"
+    folder = tmp_path / "o"
+    whole = module.sample
+    keys = []
     # Leaves budget for more rounds.
     scenario.write_text(SECRET.replace("epsilon = 8.0", "epsilon = 500.0"))
     secret = folder / ".checkpoint" / "secret"

@@ -20,7 +20,8 @@ def count_compilations(monkeypatch) -> list[None]:
 
     The loop is wrapped anew: what was compiled before does not hide a compilation from the count.
     """
-    loop, traced = simulation.advance_block, []
+    loop = simulation.advance_block
+    traced = []
 
     def counted(*arguments, **keywords):
         traced.append(None)

@@ -60,8 +60,10 @@ def ill_conditioned():
 
 def five_parts(plan, posterior, s):
     """Round s on (θ, v), part by part as the splitting is defined: matrix, offset, noise that enters."""
-    m, h = posterior.dim, plan.step_size[s]
-    identity, zeros = np.eye(m), np.zeros((m, m))
+    m = posterior.dim
+    h = plan.step_size[s]
+    identity = np.eye(m)
+    zeros = np.zeros((m, m))
     hessian = np.tensordot(plan.weight_received[s], posterior.hessian, 1)
     linear = plan.weight_received[s] @ posterior.linear
     decay = np.exp(-plan.dynamics.friction * h)
@@ -77,7 +79,8 @@ def five_parts(plan, posterior, s):
 
 def law_by_parts(plan, posterior):
     """Mean and covariance of θ after every round."""
-    start, m = posterior._initial(plan.init), posterior.dim
+    start = posterior._initial(plan.init)
+    m = posterior.dim
     mean, covariance = np.zeros(2 * m), np.eye(2 * m)
     mean[:m], covariance[:m, :m] = start.mean, start.covariance
     for s in range(len(plan.rounds)):

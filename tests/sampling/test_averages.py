@@ -21,7 +21,8 @@ def chain():
     posterior = wflmc.softmax_regression(
         jax.random.key(0), 3, examples=60, dim=4, classes=3
     ).whitened()
-    link, promise = wflmc.Link(channel.static(1.0), snr_db=30), wflmc.Privacy(clip=20.0)
+    link = wflmc.Link(channel.static(1.0), snr_db=30)
+    promise = wflmc.Privacy(clip=20.0)
     plan = wflmc.plan(
         posterior, link, promise, step_size=0.3 / posterior.L, burn_in=3, samples=9
     )

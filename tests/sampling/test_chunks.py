@@ -139,7 +139,8 @@ def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
 def test_a_last_block_that_is_not_full_is_not_compiled_anew(cases, monkeypatch):
     posterior, plans = cases["gaussian"]
     monkeypatch.setattr(chunks, "BLOCK_WORK", 3 * 7 * posterior.work())
-    compilations, blocks = count_compilations(monkeypatch), []
+    compilations = count_compilations(monkeypatch)
+    blocks = []
     counting = Execution(progress=lambda done, _: blocks.append(done))
     wflmc.sample(jax.random.key(0), posterior, plans[0], 7, execution=counting)
     assert len(plans[0].rounds) % 3
@@ -154,10 +155,8 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
     theta = jax.random.normal(jax.random.key(1), (5, posterior.dim))
     weight = jax.random.uniform(jax.random.key(2), (5, 7)).at[:, 3].set(0.0)
     clip = jnp.full((5, 7), 4.0)
-    wanted, unclipped = (
-        clipped_sums(posterior, theta, weight, clip),
-        gradients(posterior, theta[0]),
-    )
+    wanted = clipped_sums(posterior, theta, weight, clip)
+    unclipped = gradients(posterior, theta[0])
     if kind == "few rows":
         monkeypatch.setattr(softmax, "MAX_ROWS_OF_SHORT_DEVICE", 0)
         by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(

@@ -92,10 +92,8 @@ def test_gradients_are_taken_where_each_device_thinks_it_is(
             )
         )
     )(places)
-    devices, one_limit = (
-        [posterior.device(k) for k in range(4)],
-        None if limit is None else limit[:1],
-    )
+    devices = [posterior.device(k) for k in range(4)]
+    one_limit = None if limit is None else limit[:1]
     for chain in range(2):
         alone = [
             clipped_sum(
@@ -170,12 +168,11 @@ def test_the_error_of_softmax_gradients_is_bounded():
     posterior = labelled(40)
     weight = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 2.0, 0.0]])
     bound = posterior.downlink_error(weight)
-    rng, theta = (
-        np.random.default_rng(0),
-        np.random.default_rng(1).standard_normal(posterior.dim),
-    )
+    rng = np.random.default_rng(0)
+    theta = np.random.default_rng(1).standard_normal(posterior.dim)
     gradients = jax.jit(posterior.gradients)
-    base, moved = np.asarray(gradients(jnp.asarray(theta))), []
+    base = np.asarray(gradients(jnp.asarray(theta)))
+    moved = []
     for _ in range(50):
         places = theta + 0.3 * rng.standard_normal((4, posterior.dim))
         moved.append(
@@ -203,7 +200,8 @@ def test_plans_by_the_exact_law_know_of_it():
 
 
 def test_privacy_does_not_depend_on_what_devices_hear():
-    posterior, privacy = gaussian(), wflmc.Privacy(8, 0.01, 30)
+    posterior = gaussian()
+    privacy = wflmc.Privacy(8, 0.01, 30)
     noisy, quiet = (
         planned(posterior, snr, privacy=privacy, power="equal")
         for snr in (10.0, np.inf)

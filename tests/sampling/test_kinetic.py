@@ -78,7 +78,8 @@ def test_one_percent_too_much_noise_is_noticed(posterior):
 def test_samples_have_the_right_variance_whatever_the_step(step, friction):
     """At the end of a round, that is; where gradients are asked for, 1/λ has become 1/(λ (1 − h²λ/4))."""
     posterior = ill_conditioned()
-    h, gamma = step / posterior.L**0.5, friction * posterior.mu**0.5
+    h = step / posterior.L**0.5
+    gamma = friction * posterior.mu**0.5
     total = posterior.hessian.sum(0), posterior.linear.sum(0)
     matrix, offset, enters = kinetic(gamma).linear_round(np.array(h), *total)
     covariance = linalg.solve_discrete_lyapunov(
@@ -118,7 +119,8 @@ def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(
 ):
     """a = (K/K_a)² h²/(4 tanh(γ_f h/2)), and with less power there is too much noise."""
     plan = make(six_devices, factor=1.0, friction=friction)
-    h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
+    h = plan.step_size[0]
+    decay = np.exp(-plan.dynamics.friction * plan.step_size[0])
     a = h**2 / (4 * np.tanh(plan.dynamics.friction * h / 2))
     np.testing.assert_allclose(plan.gain**2 / plan.noise_power, a, rtol=1e-12)
     assert not plan.server_noise.any()
@@ -169,8 +171,11 @@ def rounds_to(distances, target):
 )
 def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     """The best of a grid for both. The privacy that they take at their caps is about the same."""
-    posterior, target = ill_conditioned(), 1e-2
-    rounds, everyone, every = 6000, np.ones((6000, 5)), count(10, 1)
+    posterior = ill_conditioned()
+    target = 1e-2
+    rounds = 6000
+    everyone = np.ones((6000, 5))
+    every = count(10, 1)
     slow = {}
     for step in np.geomspace(0.1, 1.95, count(4, 12)) / posterior.L:
         law = posterior.law(np.full(rounds, step), everyone, np.full(rounds, 2 * step))
@@ -196,7 +201,8 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     )
     assert 0.5 < losses[1] / losses[0] < 1.5
 
-    link, nothing = wflmc.Link(channel.static()), wflmc.Privacy()
+    link = wflmc.Link(channel.static())
+    nothing = wflmc.Privacy()
     common = {"power": "noiseless", "samples": 1}
     both = [
         wflmc.plan(

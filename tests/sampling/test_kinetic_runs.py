@@ -29,7 +29,8 @@ def test_a_round_written_out(small):
     theta, velocity = (
         np.asarray(values, dtype=float) for values in (state.position, state.velocity)
     )
-    h, decay = plan.step_size[0], np.exp(-plan.dynamics.friction * plan.step_size[0])
+    h = plan.step_size[0]
+    decay = np.exp(-plan.dynamics.friction * plan.step_size[0])
     middle = theta + h / 2 * velocity
     gradients = small.hessian @ middle - small.linear
     np.testing.assert_allclose(info.norm, np.linalg.norm(gradients, axis=1), rtol=1e-4)
@@ -54,7 +55,9 @@ def test_a_round_written_out(small):
 
 def test_runner_is_the_kernel_in_a_loop(small):
     plan = make(small, "equal", burn_in=4, samples=6)
-    key, named, fold = jax.random.key(9), wflmc.support.keys.named, jax.random.fold_in
+    key = jax.random.key(9)
+    named = wflmc.support.keys.named
+    fold = jax.random.fold_in
     trace = wflmc.sample(key, small, plan, chains=3)
     run = kernel(small, plan)
     for chain in range(3):
@@ -287,7 +290,8 @@ def test_plans_warn_of_useless_friction_and_of_unlike_devices(six_devices):
 def test_a_pilot_finds_the_burn_in():
     """As long as the mean needs to forget, and less than overdamped steps take."""
     posterior = ill_conditioned()
-    step, friction = 1 / posterior.L**0.5, 2 * posterior.mu**0.5
+    step = 1 / posterior.L**0.5
+    friction = 2 * posterior.mu**0.5
     burn_in = choose_burn_in(
         jax.random.key(0), posterior, step, 5000, kinetic(friction)
     )

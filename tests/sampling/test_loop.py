@@ -29,7 +29,9 @@ class Diary:
     """Parts of a loop that count rounds and write down what they were asked."""
 
     def __init__(self, lost_round=None, unpaid_round=None):
-        self.calls, self.lost_round, self.unpaid_round = [], lost_round, unpaid_round
+        self.calls = []
+        self.lost_round = lost_round
+        self.unpaid_round = unpaid_round
 
     def transport(self, block, state):
         self.calls.append(("transport", block.start, state))
@@ -123,10 +125,8 @@ def posterior():
 
 @pytest.fixture(scope="module")
 def plan(posterior):
-    link, privacy = (
-        wflmc.Link(channel.static()),
-        wflmc.Privacy(epsilon=8, delta=0.01, clip=30),
-    )
+    link = wflmc.Link(channel.static())
+    privacy = wflmc.Privacy(epsilon=8, delta=0.01, clip=30)
     step = 0.4 / (posterior.mu + posterior.L)
     policy = wflmc.Policy("noiseless-dp")
     return wflmc.plan(

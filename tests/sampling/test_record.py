@@ -48,7 +48,8 @@ def gradient_of(likelihood):
 def by_autodiff(likelihood, posterior, answers, theta, weight, clip, example_clip):
     """The definition: clip every example's gradient, sum, add the prior's share, clip the sum; device by device."""
     gradient = gradient_of(likelihood)
-    total, norms = np.zeros(posterior.dim), []
+    total = np.zeros(posterior.dim)
+    norms = []
     for k in range(posterior.devices):
         rows = slice(posterior.sizes[k])
         own = np.array(theta) / (posterior.devices * posterior.prior_std**2)
@@ -106,7 +107,8 @@ def test_norms_of_examples(kind):
     posterior = make()
     theta = np.random.default_rng(1).standard_normal(posterior.dim)
     real = np.arange(posterior.features.shape[1]) < posterior.sizes[:, None]
-    u, v = posterior.features[real], getattr(posterior, name)[real]
+    u = posterior.features[real]
+    v = getattr(posterior, name)[real]
     gradients = jax.vmap(jax.grad(likelihood), (None, 0, 0))(
         jnp.asarray(theta), jnp.asarray(u), jnp.asarray(v)
     )
@@ -119,7 +121,8 @@ def test_norms_of_examples(kind):
 def test_a_clip_that_never_bites_changes_nothing(kind):
     posterior = KINDS[kind][2]()
     theta = jax.random.normal(jax.random.key(1), (posterior.dim,))
-    ones, inf = jnp.ones(posterior.devices), jnp.full(posterior.devices, jnp.inf)
+    ones = jnp.ones(posterior.devices)
+    inf = jnp.full(posterior.devices, jnp.inf)
     whole = clipped_sum(posterior, theta, ones, 5 * ones)
     for limit in (inf, 1e6 * ones):
         for a, b in zip(
@@ -145,8 +148,10 @@ def test_replacing_a_record_moves_a_device_by_twice_the_smaller_clip(
     rng = np.random.default_rng(seed)
     X, y = 3 * rng.standard_normal((12, 2)), rng.integers(0, 3, 12)
     y[:3] = [0, 1, 2]
-    other_X, other_y = X.copy(), y.astype(float)
-    other_X[-1], other_y[-1] = rng.standard_normal(2) * value, rng.integers(0, 3)
+    other_X = X.copy()
+    other_y = y.astype(float)
+    other_X[-1] = rng.standard_normal(2) * value
+    other_y[-1] = rng.integers(0, 3)
     make = wflmc.gaussian_regression if kind == "gaussian" else wflmc.softmax_regression
     pair = [
         make(jax.random.key(0), 1, X=a, y=b, partition="blocks")
@@ -262,7 +267,8 @@ def test_a_list_of_the_wrong_length_is_named(posterior):
 def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     """Devices that fill up the last block have no examples, and clips of 0: 0/0 must not spread."""
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=70)
-    theta, ones = jnp.ones(posterior.dim), jnp.ones(7)
+    theta = jnp.ones(posterior.dim)
+    ones = jnp.ones(7)
     wanted = clipped_sum(posterior, theta, ones, 30 * ones, example_clip=ones)
     ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7

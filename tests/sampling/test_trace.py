@@ -248,7 +248,8 @@ def test_features_are_those_of_the_data(uneven):
 
 
 def test_burn_in_comes_on_request(uneven):
-    plain, both = traced(uneven[0]), traced(uneven[0], keep_burn_in=True)
+    plain = traced(uneven[0])
+    both = traced(uneven[0], keep_burn_in=True)
     groups = both.to_arviz()
     assert groups_of(groups) == {
         "posterior",
@@ -377,7 +378,8 @@ def test_own_outcomes_need_a_function(counts, uneven):
 
 
 def test_own_outcomes_are_called_as_in_the_data(counts, labelled):
-    posterior, trace = counts[0], traced(counts[0])
+    posterior = counts[0]
+    trace = traced(counts[0])
 
     def unnamed(key, parameters, example):
         return draw_events(key, parameters, example)["events"]
@@ -445,7 +447,8 @@ def test_log_likelihoods_are_those_of_the_model(uneven, labelled, whitened):
 
 def test_log_likelihoods_of_a_model_of_ones_own(counts, monkeypatch):
     posterior, data, _ = counts
-    trace, done = traced(posterior), []
+    trace = traced(posterior)
+    done = []
     rate = trace.theta[..., :1].astype(float) + trace.theta[..., 1:] @ data["dose"].T
     for at_a_time in (4, 100):  # draws; and four examples of the 31
         monkeypatch.setattr(outcomes, "CHUNK_BYTES", at_a_time * 8 * 31)

@@ -33,7 +33,8 @@ def make_plan(posterior, dynamics="overdamped"):
         else 0.4 / (posterior.mu + posterior.L)
     )
     power = "noiseless-dp" if dynamics == "kinetic" else "optimized"
-    sampler, policy = wflmc.Sampler(dynamics=dynamics), wflmc.Policy(power=power)
+    sampler = wflmc.Sampler(dynamics=dynamics)
+    policy = wflmc.Policy(power=power)
     return wflmc.plan(
         posterior,
         LINK,
@@ -48,7 +49,8 @@ def make_plan(posterior, dynamics="overdamped"):
 
 @pytest.mark.parametrize("dynamics", ["overdamped", "kinetic"] if FULL else ["kinetic"])
 def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
-    plan, key = make_plan(posterior, dynamics), jax.random.key(3)
+    plan = make_plan(posterior, dynamics)
+    key = jax.random.key(3)
     trace = wflmc.sample(key, posterior, plan, 2, transcript=True)
     transcript = trace.transcript
     step = jax.jit(kernel(posterior, plan).step)
@@ -89,7 +91,8 @@ def test_it_is_what_the_kernel_reports_round_by_round(posterior, dynamics):
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
 def test_nobody_else_pays_for_it(posterior):
-    plan, key = make_plan(posterior), jax.random.key(3)
+    plan = make_plan(posterior)
+    key = jax.random.key(3)
     with_it, without = (
         wflmc.sample(key, posterior, plan, 3, transcript=with_transcript)
         for with_transcript in (True, False)
@@ -99,7 +102,8 @@ def test_nobody_else_pays_for_it(posterior):
 
 
 def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkeypatch):
-    plan, key = make_plan(posterior), jax.random.key(3)
+    plan = make_plan(posterior)
+    key = jax.random.key(3)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     # Blocks of four rounds.
@@ -137,11 +141,9 @@ def test_a_stopped_run_ends_with_the_same_transcript(posterior, tmp_path, monkey
 def test_merged_rounds_say_the_same_of_affine_gradients():
     rng = np.random.default_rng(0)
     hessian, linear = np.diag([2.0, 3.0]), np.array([1.0, -1.0])
-    position, noise, scale = (
-        rng.standard_normal((10, 4, 2)),
-        rng.uniform(1, 3, (10, 1)),
-        rng.uniform(1, 2, (10, 1)),
-    )
+    position = rng.standard_normal((10, 4, 2))
+    noise = rng.uniform(1, 3, (10, 1))
+    scale = rng.uniform(1, 2, (10, 1))
     gradient = position @ hessian - linear
     starts = np.array([0, 3, 5, 8])
     merged = merge_rounds(
@@ -164,7 +166,8 @@ def test_merged_rounds_say_the_same_of_affine_gradients():
 
 @pytest.mark.skipif(not FULL, reason="make test-full runs the large counts")
 def test_a_small_memory_merges_rounds(posterior):
-    plan, key = make_plan(posterior), jax.random.key(3)
+    plan = make_plan(posterior)
+    key = jax.random.key(3)
     full = wflmc.sample(key, posterior, plan, 40, transcript=True)
     small = wflmc.sample(
         key, posterior, plan, 40, transcript=True, execution=Execution(memory=32_000)
@@ -233,7 +236,8 @@ def test_the_server_of_a_federation_has_it_anyway(tmp_path):
     server = federation.server()
     run_in_process(server, federation.devices())
     trace = trace_of(server)
-    transcript, plan = trace.transcript, federation.job.plan
+    transcript = trace.transcript
+    plan = federation.job.plan
     assert transcript.position.shape == (7, 2, 5)
     np.testing.assert_allclose(
         transcript.noise[:, 0],

@@ -230,7 +230,8 @@ def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
 )
 def test_workers_that_die(cluster, tmp_path):
     """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
-    FAILS, KILLS = 2, 4
+    FAILS = 2
+    KILLS = 4
 
     def work(task, progress):
         with (tmp_path / "begun").open("a") as file:

@@ -26,7 +26,8 @@ from ..conftest import FULL
 def small(monkeypatch):
     """Features of ten classes that can be told apart, few rounds, and whoever reads files fails."""
     generator = np.random.default_rng(0)
-    centres, labels = generator.normal(size=(10, 12)), np.arange(600) % 10
+    centres = generator.normal(size=(10, 12))
+    labels = np.arange(600) % 10
     rows = centres[labels] + 0.7 * generator.normal(size=(600, 12))
     rows = np.column_stack(
         [rows / np.maximum(np.linalg.norm(rows, axis=1), 4)[:, None], np.full(600, 0.3)]

@@ -327,7 +327,8 @@ def test_plans_are_made_as_in_the_paper(point, labelled):
     assert len({p.gain.tobytes() for p in plans}) == 3
     # The paper's bound has no factor m on the excess noise.
     excess = np.maximum(plans[0].noise_variance - 2 * plans[0].step_size, 0)
-    promise, step = wflmc.Privacy(50, 0.1, 30, "paper"), float(plans[0].step_size[0])
+    promise = wflmc.Privacy(50, 0.1, 30, "paper")
+    step = float(plans[0].step_size[0])
     corrected = wflmc.plan(
         own,
         links[0],
@@ -406,7 +407,10 @@ def test_every_part_of_a_point_is_in_its_name(labelled):
 
 def test_the_floor_knows_how_draws_are_correlated():
     """A simulated chain with the correlation of Langevin dynamics, in a plain loop."""
-    variance, step, chains, draws = np.array([1.0, 0.2]), 0.05, 50, 12
+    variance = np.array([1.0, 0.2])
+    step = 0.05
+    chains = 50
+    draws = 12
     generator = np.random.default_rng(5)
     worst = []
     for _ in range(150):

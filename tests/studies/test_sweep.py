@@ -87,7 +87,8 @@ def test_help_shows_ranges_as_they_are_typed(call):
 )
 def test_ranges_include_both_ends(first, step, steps, digits):
     def written(number):
-        sign, text = "-" * (number < 0), str(abs(number)).rjust(digits + 1, "0")
+        sign = "-" * (number < 0)
+        text = str(abs(number)).rjust(digits + 1, "0")
         return f"{sign}{text[:-digits]}.{text[-digits:]}" if digits else f"{sign}{text}"
 
     last = first + steps * step
@@ -385,10 +386,8 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     """One of two workers is killed, twice in the full test; the table is that of one machine, byte for byte."""
     pytest.importorskip("distributed")
     size, kills = count(6, 200), count(1, 2)
-    grid, cache = (
-        [*big_grid(size), *([] if FULL else ["--plan-only"])],
-        tmp_path / "cache",
-    )
+    grid = [*big_grid(size), *([] if FULL else ["--plan-only"])]
+    cache = tmp_path / "cache"
     places = ["--out", tmp_path / "out", "--json", "--engine", "dask", "--workers", "2"]
     with held_sweep(cache, 1, small, *grid, *places) as held:
         for number in range(kills):
@@ -413,7 +412,8 @@ def test_killed_workers_lose_nothing(sweep, small, tmp_path):
 def test_interrupted_and_started_again(sweep, small, tmp_path):
     """Ctrl-C reaches all processes of a terminal; what is finished is kept, and nobody goes on working."""
     pytest.importorskip("distributed")
-    grid, cache = [*big_grid(6), "--plan-only"], tmp_path / "cache"
+    grid = [*big_grid(6), "--plan-only"]
+    cache = tmp_path / "cache"
     with held_sweep(
         cache,
         2,

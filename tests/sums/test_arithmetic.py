@@ -82,10 +82,8 @@ def test_xla_keeps_pairs_in_the_loops_they_are_used_in():
         start = Pair(jnp.zeros(4), jnp.zeros(4))
         return jax.vmap(lambda chain: jax.lax.scan(step, start, chain)[0])(values)
 
-    rounded, fused = (
-        (terms * np.float32(1.1)).astype(float),
-        terms.astype(float) * np.float32(1.1),
-    )
+    rounded = (terms * np.float32(1.1)).astype(float)
+    fused = terms.astype(float) * np.float32(1.1)
     actual = added(terms).double
     errors = [np.max(np.abs(actual - products.sum(1))) for products in (rounded, fused)]
     assert min(errors) < 2000 * np.abs(terms).sum(1).max() * 2.0**-46
@@ -96,7 +94,8 @@ def test_sums_over_devices_are_the_same_in_any_order(count):
     terms = mixed((count, 5)) * 7
     order = np.random.default_rng(1).permutation(count)
     summed = jax.jit(lambda x: lattice_sum(x, 0, jnp.float32(7.0)))
-    first, reordered = summed(terms), summed(terms[order])
+    first = summed(terms)
+    reordered = summed(terms[order])
     np.testing.assert_array_equal(first.high, reordered.high)
     np.testing.assert_array_equal(first.low, reordered.low)
     # A term is rounded by n² 2⁻⁴⁶ of the bound, so that all together are off by n times that at most.
@@ -121,7 +120,8 @@ def test_where_nothing_is_clipped_sums_are_plain():
 @pytest.mark.parametrize("count", [7, 600, 5000])
 def test_sums_over_records(count):
     """In one block, in a few, and in a loop over blocks."""
-    weights, rows = mixed((2, count)), mixed((count, 3), 1)
+    weights = mixed((2, count))
+    rows = mixed((count, 3), 1)
     total = sum_records(
         lambda w, u: w @ u,
         jnp.zeros((2, 3)),

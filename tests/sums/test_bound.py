@@ -76,7 +76,8 @@ def assert_covered(term, settings, error):
 def transcribed(norm, record, dim, sizes, clip, example_clip, rows_together):
     """Write e out as one formula, without functions and constants of the package."""
     u = 2.0**-24
-    devices, by_record = len(clip), bool(np.isfinite(example_clip).any())
+    devices = len(clip)
+    by_record = bool(np.isfinite(example_clip).any())
     clipped = np.isfinite(clip)
     if not clipped.any():
         return 0.0
@@ -253,7 +254,8 @@ def test_device_norm():
 
 def test_device_lattice():
     """A term half a step from the lattice moves the sum by half a step more."""
-    count, clip = 4096, 2.0**20  # of a power of two the step is known
+    count = 4096
+    clip = 2.0**20  # with a power of two the step is known
     step = count**2 * 2.0**-46 * clip
     terms = np.zeros((2, count), np.float32)
     terms[:, 0] = [(1 - ALMOST_HALF) * step, -(1 - ALMOST_HALF) * step]
@@ -321,7 +323,8 @@ def test_record_pairs():
 
 def test_underflow():
     """Squares near those that float32 loses, for which norms are raised."""
-    dim, clip = 1000, 1.01e-15
+    dim = 1000
+    clip = 1.01e-15
     gradient = np.full((1, dim), 1.05 * clip / dim**0.5, np.float32)
     norm = jax.jit(vector_norms)(gradient)
     factor = np.asarray(clip_factor(1.0, jnp.float32(clip), norm), float)
@@ -345,7 +348,8 @@ def test_device_sum():
 
 def test_row_products():
     """The norm of a short device is taken at its largest, and less is sent of it."""
-    rows, clip = 8, 8.0
+    rows = 8
+    clip = 8.0
     X, y = np.full((rows, 2), 9.0), np.zeros(rows, int)
     posterior = wflmc.softmax_regression(
         jax.random.key(0),

@@ -15,7 +15,8 @@ from wflmc.sums.record_gradients import with_fast_convolutions
 
 from ..sampling.compile_tools import clipped_sum
 
-DEVICES, CLIP = 3, 0.7
+DEVICES = 3
+CLIP = 0.7
 ORDER = "NCH", "HOI", "HCN"
 
 
@@ -207,10 +208,8 @@ def chosen(x, kernel, order, groups):
 )
 def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, groups):
     generator = np.random.default_rng(5)
-    x, kernel = (
-        generator.standard_normal((5, 7, 8, 4)),
-        generator.standard_normal((3, 2, 4 // groups, 6)),
-    )
+    x = generator.standard_normal((5, 7, 8, 4))
+    kernel = generator.standard_normal((3, 2, 4 // groups, 6))
     x = jnp.asarray(x.transpose(["NHWC".index(name) for name in order[0]]), jnp.float32)
     kernel = jnp.asarray(
         kernel.transpose(["HWIO".index(name) for name in order[1]]), jnp.float32
@@ -299,11 +298,9 @@ def test_a_record_without_a_finite_gradient_adds_nothing(bad):
 
 def test_numbers_of_other_types_are_taken_as_they_were_traced():
     rows = np.random.default_rng(0).standard_normal((9, 6)).astype(np.float32)
-    own, ones, theta = (
-        posterior_of(dense, rows, parameters()),
-        np.ones(DEVICES),
-        np.full(54, 0.1),
-    )
+    own = posterior_of(dense, rows, parameters())
+    ones = np.ones(DEVICES)
+    theta = np.full(54, 0.1)
     wanted = clipped_sum(
         own,
         theta.astype(np.float32),

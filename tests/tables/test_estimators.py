@@ -192,7 +192,8 @@ def test_pipelines_and_cross_validation_work_around_it():
 def test_plans_and_settings_do_not_depend_on_the_data():
     noisy_broadcast = wflmc.Link(channel.rayleigh(1.0), snr_db=20, downlink_snr_db=10)
     for link in (None, noisy_broadcast):
-        facts, plans = Facts(90, 3, 2, 3, PROMISE, 0.01, link=link), []
+        facts = Facts(90, 3, 2, 3, PROMISE, 0.01, link=link)
+        plans = []
         for seed, scale in ((0, 1.0), (1, 100.0)):
             g = np.random.default_rng(seed)
             posterior = chosen.private_posterior(
@@ -298,10 +299,8 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     }
     # One chain serves all shares of burn-in: each is scored as if it had been run alone.
     early, late = Settings(1.0, 0.02, 4, 12, 1.0), Settings(1.0, 0.02, 12, 4, 1.0)
-    together, alone = (
-        chosen.expect(facts, [early, late]),
-        chosen.expect(facts, [late])[0],
-    )
+    together = chosen.expect(facts, [early, late])
+    alone = chosen.expect(facts, [late])[0]
     assert together[1].settings == alone.settings
     # Chains in float32 are computed in other batches.
     assert together[1].scores == pytest.approx(alone.scores, rel=1e-5)
@@ -316,7 +315,8 @@ def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     model = PrivateClassifier(
         classes=["no", "yes"], settings=whitened, random_state=seed
     ).fit(X, y, ledger=path)
-    loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
+    loss = model.privacy_.loss
+    budget = PROMISE.budget(1)[0]
     assert loss["whitening"] == pytest.approx(
         chosen.WHITENING_FRACTION * (budget - loss["scaling"] - loss["class counts"]),
         rel=1e-6,
@@ -531,7 +531,8 @@ def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
 def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
     """Low-order bits of simulated noise exclude neighbours (Mironov 2012), so none of it may be in what is shown."""
-    drawn, honest = [], Lattice.noisy
+    drawn = []
+    honest = Lattice.noisy
 
     def noisy(lattice, signal):
         drawn.append(np.size(signal))
@@ -566,11 +567,10 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
 @pytest.mark.parametrize("whiten", [False, True])
 def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
     X, y = two_clusters(60)
-    Z, labels = (X - [0, 300, 7]) / [2, 40, 0.05], (y == "yes").astype(int)
-    facts, short = (
-        Facts(60, 3, 2, 4, PROMISE, 0.0),
-        Settings(1.0, 0.02, 2, 3, 1.0, whiten),
-    )
+    Z = (X - [0, 300, 7]) / [2, 40, 0.05]
+    labels = (y == "yes").astype(int)
+    facts = Facts(60, 3, 2, 4, PROMISE, 0.0)
+    short = Settings(1.0, 0.02, 2, 3, 1.0, whiten)
     posterior = chosen.private_posterior(facts, short, Z, labels)
     posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
@@ -603,7 +603,8 @@ def test_a_ledger_that_is_continued_leaves_less_for_the_next_fit(tmp_path):
     model = PrivateClassifier(settings=half, classes=["no", "yes"]).fit(
         X, y, ledger=tmp_path / "ledger.jsonl"
     )
-    loss, budget = model.privacy_.loss, PROMISE.budget(1)[0]
+    loss = model.privacy_.loss
+    budget = PROMISE.budget(1)[0]
     assert loss["earlier fits"] == pytest.approx(0.5 * budget)
     assert loss["scaling"] + loss["sampling"] <= 0.5 * budget * (1 + 1e-9)
     assert Ledger(PROMISE, 1, path=tmp_path / "ledger.jsonl").spent[0] == pytest.approx(

@@ -43,7 +43,8 @@ def columns(rows: int = 2000) -> np.ndarray:
 
 def received(monkeypatch):
     """Record the sums that devices send, the reach and the move that are claimed for each."""
-    calls, honest = [], releases.ReleaseChannel.receive
+    calls = []
+    honest = releases.ReleaseChannel.receive
 
     def receive(self, rounds, sums, *, reach, moved_by, budget_fraction):
         calls.append((sums, reach, moved_by))
@@ -68,9 +69,12 @@ def received(monkeypatch):
 def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
     """Knows all rows but one. What devices send moves by no more than the mechanism is made for, and is no longer."""
     with pytest.MonkeyPatch.context() as patch:
-        calls, owner, here = received(patch), np.arange(30) % 3, np.arange(30) != 4
+        calls = received(patch)
+        owner = np.arange(30) % 3
+        here = np.arange(30) != 4
         sides = [columns(30), columns(30)]
-        sides[0][4], sides[1][4] = row, 0.0 if adjacency == "add-remove" else other
+        sides[0][4] = row
+        sides[1][4] = 0.0 if adjacency == "add-remove" else other
         air = releases.ReleaseChannel(
             KEY,
             releases.ideal_link(),
@@ -99,7 +103,8 @@ def test_no_row_moves_a_sum_by_more_than_is_claimed(adjacency, row, other):
 
 @pytest.mark.parametrize("unit", ["record", "device"])
 def test_the_loss_is_the_share_that_was_asked_for(unit):
-    privacy, owner = promise(unit=unit), np.arange(2000) % 20
+    privacy = promise(unit=unit)
+    owner = np.arange(2000) % 20
     release = scaling.release_scaling(
         KEY, columns(), owner, ReleaseTerms(privacy), budget_fraction=0.2
     )
@@ -131,7 +136,8 @@ def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
 
 
 def test_noise_is_new_for_another_key_and_the_same_for_the_same():
-    table, owner = columns(300), np.zeros(300, dtype=int)
+    table = columns(300)
+    owner = np.zeros(300, dtype=int)
     first, again, other = (
         scaling.release_scaling(
             jax.random.key(seed), table, owner, ReleaseTerms(promise())
@@ -145,7 +151,9 @@ def test_noise_is_new_for_another_key_and_the_same_for_the_same():
 
 
 def test_a_weak_link_adds_its_own_noise():
-    table, owner, privacy = columns(), np.arange(2000) % 20, promise(BIG)
+    table = columns()
+    owner = np.arange(2000) % 20
+    privacy = promise(BIG)
     ideal = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy))
     weak_link = wflmc.Link(channel.static(1e-9), snr_db=0)
     weak = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy, weak_link))

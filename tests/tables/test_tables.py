@@ -162,11 +162,9 @@ def test_a_missing_package_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_npz(tmp_path):
-    X, y, devices = (
-        np.arange(6.0).reshape(3, 2),
-        np.array([0, 1, 0]),
-        np.array([5, 7, 5]),
-    )
+    X = np.arange(6.0).reshape(3, 2)
+    y = np.array([0, 1, 0])
+    devices = np.array([5, 7, 5])
     np.savez(tmp_path / "t.npz", X=X, y=y, devices=devices)
     frame = read_table(tmp_path / "t.npz")
     assert list(frame.columns) == ["x0", "x1", "y", "device"]
@@ -289,7 +287,9 @@ def test_a_written_schema_encodes_the_same(missing):
     read = Schema.model_validate_json(text)
     again = schema_of(frame, target=None, declared=json.loads(text))
     assert read == again == first
-    for expected, actual in zip(encode(frame, first), encode(frame, again), strict=True):
+    for expected, actual in zip(
+        encode(frame, first), encode(frame, again), strict=True
+    ):
         np.testing.assert_array_equal(expected, actual)
 
 
@@ -642,7 +642,8 @@ def test_bad_targets(values, options, words):
 
 
 def test_owners():
-    frame, rng = patients(site=["b", "a", "b", "c"]), np.random.default_rng(0)
+    frame = patients(site=["b", "a", "b", "c"])
+    rng = np.random.default_rng(0)
     schema = schema_of(frame, device="site")
     np.testing.assert_array_equal(owners(frame, schema, None, rng), [1, 0, 1, 2])
     assert device_names(frame, schema) == ["a", "b", "c"]
