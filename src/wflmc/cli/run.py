@@ -85,7 +85,8 @@ def command(
         )
         files += run_figures.draw_scores(evaluation, settled, folder)
     warnings = summary["warnings"]
-    if not as_json:  # that the run is simulated then stands below its results
+    if not as_json:
+        # That the run is simulated stands below its results, not among the warnings.
         pairs = zip(summary["warning_codes"], warnings, strict=True)
         warnings = [warning for code, warning in pairs if code != NoticeCode.SIMULATED]
     shared.warn(warnings)

@@ -41,8 +41,8 @@ def split_rows(
     one is an ordinary character.
 
     Args:
-        lines: of the file, without the line feeds, as `storage.read_lines` returns
-            them.
+        lines: all lines of the file from the first, as rows are numbered by them,
+            without line feeds, as `storage.read_lines` returns them.
         delimiter: the character between two cells.
         skip_spaces: whether spaces after a delimiter are dropped.
 

@@ -2,7 +2,7 @@
 
 The order is always name (data, channel, init, noise), then chain, then round: two
 policies share data, channels and noise, and a longer run begins with the draws of the
-shorter one.
+shorter one. Names must not change: with others, the same seed gives other draws.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def named(key: jax.Array, name: str) -> jax.Array:
     """
     check_key(key)
     number = zlib.crc32(name.encode())
-    is_traced_or_raw = isinstance(key, jax.core.Tracer) or key.ndim
+    is_traced_or_raw = isinstance(key, jax.core.Tracer) or key.ndim > 0
     if is_traced_or_raw or len(_words(key)) != 2:
         return jax.random.fold_in(key, number)
     return _key(threefry.fold_in(_words(key), number))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 ProgressBar = Callable[[str, int], AbstractContextManager[Callable[[float], None]]]
-"""From a name and a number of steps to a bar, as `progress_bar` is."""
+"""The type of `progress_bar`: from words and a number of steps to a bar, a context that
+yields the function which sets how many steps are done."""
 
 
 @contextmanager

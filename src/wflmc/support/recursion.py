@@ -55,7 +55,8 @@ def backward(increments: ArrayLike, factor: NDArray[np.float64]) -> NDArray[np.f
 
 
 Entries = Sequence[Sequence[NDArray[np.float64]]]
-"""The rows of a small matrix that changes with the step: each entry is [g, S]."""
+"""The rows of a small matrix that changes with the step s and the group g of sequences:
+each entry is [g, S], or [S] where it is the same for all groups."""
 
 
 class BlockRecursion:
@@ -64,8 +65,11 @@ class BlockRecursion:
     It is a triangular system with 2n bands, which BLAS solves by the recursion itself.
     A sequence that overflows ends in inf or nan, and leaves the others alone.
 
+    The sequences i of a group g have A in common. They are numbered group after group:
+    first the `counts[0]` sequences of group 0, then those of group 1.
+
     Args:
-        counts: sequences of each group, which have A in common, [g].
+        counts: how many sequences each group has, [g], at least 1.
         steps: S.
         size: n, the length of the vectors.
     """
@@ -85,9 +89,11 @@ class BlockRecursion:
     ) -> NDArray[np.float64]:
         """Return x[0..S], [i, S + 1, n].
 
+        The object may be used again, with another A.
+
         Args:
             matrix: A of every group and step, by row and column.
-            increments: every entry of b, [i, S] each.
+            increments: every entry of b, [i, S] each, or [S] for all sequences.
             start: x[0], [i, n].
 
         Returns:
@@ -105,7 +111,8 @@ class BlockRecursion:
         if not self.has_single_sequences:
             return self._solve_by_group(path)
         solution = _solve(self.bands, path)
-        # Bands are 0 from one sequence to the next, and 0 · inf is passed on as nan.
+        # All sequences were solved as one. Bands are 0 from one to the next, but 0 · inf
+        # is passed on as nan, up to the very last number.
         if np.isfinite(solution[-1, -1, -1]):
             return solution
         return self._solve_by_group(path)

@@ -454,7 +454,10 @@ def read_arrays(
 def _array_members(
     archive: zipfile.ZipFile, names: Collection[str] | None
 ) -> list[zipfile.ZipInfo]:
-    """Return the members of an archive that are arrays, those of `names` if given."""
+    """Return the members of an archive that are arrays, only those of `names` if given.
+
+    An array that is there twice is refused: readers differ in which one they take.
+    """
     members = [member for member in archive.infolist() if member.filename.endswith(NPY)]
     if names is not None:
         members = [
@@ -604,8 +607,9 @@ def _check_header(file: IO[bytes], size: int) -> None:
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     else:
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    # In whole numbers of any size: NumPy's own would overflow.
     count = 1
-    for length in shape:  # in whole numbers of any size: NumPy's own would overflow
+    for length in shape:
         count *= int(length)
     if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
         raise ValueError("an array that is not made of numbers or text")

@@ -28,8 +28,7 @@ plan = wflmc.plan(
 print(f"bound on W2²             {plan.objective:.3g}")
 
 trace = wflmc.sample(jax.random.key(1), posterior, plan, chains=100)
-print(
-    wflmc.evaluate(trace, posterior)
-)  # test=(X_test, y_test) adds scores of the predictions
+# test=(X_test, y_test) would add scores of the predictions.
+print(wflmc.evaluate(trace, posterior))
 print(f"posterior mean           {np.round(trace.theta.mean((0, 1)), 3)}")
 # trace.to_arviz(posterior) is an ArviZ object; trace.save("trace.nc") writes the draws.
