@@ -289,7 +289,7 @@ def site(tmp_path_factory) -> Path:
     """Return the folder of the built site."""
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: pip install 'wflmc[docs]'")
+            pytest.skip(f"{name} is not installed: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,
