@@ -159,8 +159,7 @@ def find_causes(
     model = model_of(plan, posterior)
     diagnosed = Diagnosed(plan, posterior, model, forecast(plan, model))
     search = None if replanner is None else ChangeSearch(diagnosed, replanner)
-    # A warning about the data themselves, such as features of unlike scale, would come
-    # first here.
+    # What is wrong with the model comes before what is wrong with its chains.
     causes = _narrow_prior(model, posterior)
     for kind, cost in _costs(diagnosed):
         best = NO_CHANGES

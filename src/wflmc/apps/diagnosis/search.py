@@ -239,6 +239,7 @@ class ChangeSearch:
         with suppress(InputError):
             trial = self.replanner.trial(settings)
             model = self._model_from(settings)
+            # Bounds are on W2², and the cost of too few draws is 1/ESS.
             bound = 0.0
             if kind != "draws" and model is not None:
                 bound = least_distance(trial, model)
@@ -251,7 +252,11 @@ class ChangeSearch:
         kind: str,
         trial: TrialPlan,
     ) -> Generator[float, None, Change | None]:
-        """Try a change: make the plan, bound its forecast, and make that."""
+        """Try a change step by step, as `ChangeTrial` takes it.
+
+        The plan is made first, its forecast is then bounded from below, and at last the
+        forecast is made.
+        """
         settings = self._settings(change.values)
         with suppress(InputError):
             plan = trial.plan()
@@ -265,7 +270,14 @@ class ChangeSearch:
     def _helpful(
         self, change: Change, kind: str, changed: ChainForecast
     ) -> Change | None:
-        """Return a change with what is expected of it; None where it does not help."""
+        """Return a change with what is expected of it; None where it does not help.
+
+        A change that helps leaves less than LARGEST_FRACTION_LEFT of the cost, and does
+        not pay for it elsewhere. Against too few draws, W2² must not grow by
+        MAX_GROWTH_FOR_DRAWS or more, unless it stays below half of GOOD_W2_SQ. Against
+        another cause, W2² over the total variance must fall as well, and so must its
+        sum with 1/ESS.
+        """
         base = self.base
         if kind == "draws":
             before = base.inverse_ess
