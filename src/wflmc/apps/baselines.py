@@ -136,7 +136,7 @@ def _check_count(name: str, value: int, largest: float) -> None:
 
 
 def loudest(problem: Problem) -> Allocation:
-    """Return the largest gains that transmit power and the privacy budgets allow.
+    """Return the largest power that the power caps and the privacy budgets allow.
 
     Each active device spends an equal part of its budget in every round in which it
     transmits. In contrast to the policy `equal`, the noise that sampling needs is no

@@ -235,7 +235,7 @@ def _measure_fig8(
     """Return the scores of a point's schemes."""
     x = point.x or 0.0  # schemes without an x do not depend on the SNR
     at_snr = dataclasses.replace(setting, snr_db=x)
-    values = _batches(at_snr, posterior, point.schemes, progress)
+    values = _scores_in_batches(at_snr, posterior, point.schemes, progress)
     tables = tables_of("fig8", values, x, SCORES)
     if set(PAIRS[0]) <= set(values):
         tables["fig8_paired"] = _paired_rows(values, x)
@@ -332,7 +332,9 @@ class _RecipeMeasure:
         kind = (changed.partition, changed.intercept, changed.whiten)
         if kind not in self.posteriors:
             self.posteriors[kind] = changed.posterior()
-        values = _batches(changed, self.posteriors[kind], ("optimized",), progress)
+        values = _scores_in_batches(
+            changed, self.posteriors[kind], ("optimized",), progress
+        )
         of_scheme = {scheme: values["optimized"]}
         return tables_of(self.name, of_scheme, x, self.scores)
 
@@ -342,7 +344,7 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
-def _batches(
+def _scores_in_batches(
     setting: Mnist,
     posterior: SoftmaxPosterior,
     schemes: Sequence[str],
