@@ -176,6 +176,7 @@ def from_numpyro(
         except InputError as error_with_offsets:
             if isinstance(error_with_offsets.__cause__, GeometryError):
                 raise  # the advice to write offsets would not help
+        # Where offsets make another fault, the first error is the one to report.
         raise
 
 
