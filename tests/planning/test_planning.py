@@ -452,6 +452,23 @@ def test_a_posterior_alone_is_planned_for_an_ideal_link_without_a_promise(poster
     np.testing.assert_allclose(plan.noise_variance, plan.langevin_noise, rtol=1e-9)
 
 
+@pytest.mark.parametrize("dynamics", ["overdamped", "kinetic"])
+def test_usual_rounds_spend_a_budget_at_the_noise_of_their_dynamics(
+    posterior, dynamics
+):
+    friction = 2 * posterior.mu**0.5
+    plan = wflmc.plan(
+        posterior,
+        privacy=wflmc.Privacy(4, 0.01, clip=10),
+        sampler=wflmc.Sampler(dynamics=dynamics, friction=friction),
+        policy=wflmc.Policy(power="no-dp"),
+    )
+    budget = plan.privacy.budget(plan.devices)
+    one_round = plan.spent / len(plan.rounds)
+    np.testing.assert_array_less(plan.spent, budget * (1 + 1e-9))
+    np.testing.assert_array_less(budget, plan.spent + one_round)
+
+
 def test_samples_of_a_posterior_alone_are_from_it(posterior):
     trace = wflmc.sample(jax.random.key(1), posterior, wflmc.plan(posterior), chains=40)
     spread = np.sqrt(np.diagonal(posterior.covariance))

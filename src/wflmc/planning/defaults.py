@@ -4,7 +4,8 @@ Step size, numbers of rounds, and the clip of one example. Without a promise of 
 rounds cost nothing: kinetic dynamics with the friction that damps the slowest direction
 critically, steps well inside what L allows, and as many rounds as give some hundred
 independent draws of a chain. With one, diffusion time is what a budget buys: at the
-noise that Langevin sampling needs a round costs a loss of ηℓ².
+noise that Langevin sampling needs a round costs a loss of ηℓ² (of kinetic steps, with
+`Dynamics.noise_step` as η).
 """
 
 import math
@@ -220,7 +221,10 @@ def _usual_rounds(
     privacy = fill_in_example_clip(posterior, privacy)
     sensitivity = privacy.sensitivity(posterior.devices)
     budget = privacy.budget(posterior.devices)
-    budget_fraction = longest_step * float((sensitivity**2 / budget).max())
+    # At the Langevin cap a = η/2 a round costs 2a s² = ηs², with the overdamped step η
+    # that needs as much noise.
+    noise_step = motion.noise_step(longest_step)
+    budget_fraction = noise_step * float((sensitivity**2 / budget).max())
     affordable = max(MIN_ROUNDS, int(1 / budget_fraction))
     rounds = min(burn_in + samples, affordable)
     burn_in = min(burn_in, rounds // 2)
