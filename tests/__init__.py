@@ -1,4 +1,6 @@
-"""Settings that NumPy and JAX read when they are first imported, and that every process started by a test inherits."""
+"""Settings that NumPy and JAX read when they are first imported, and that every process
+started by a test inherits.
+"""
 
 import os
 import signal
@@ -8,7 +10,9 @@ import tempfile
 GPU = os.environ.get("WFLMC_GPU") == "1"
 """Whether tests may run on an accelerator; else all run on the CPU."""
 CACHE = None
-"""A folder of this run alone, in the process that made it: workers and their processes share what was compiled."""
+"""A folder of this run alone, in the process that made it: workers and their processes
+share what was compiled.
+"""
 
 # A job in the background starts with Ctrl-C ignored, but tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -39,18 +39,21 @@ SUMMARY_KEYS = {
 
 
 def only_warnings(err):
+    """Return whether every line of stderr is a warning of the command."""
     return all(line.startswith("wflmc: warning: ") for line in err.splitlines())
 
 
-def refuse(constant):
+def _refuse_constant(constant):
     raise AssertionError(f"{constant} in JSON")
 
 
 def strict(text):
-    return json.loads(text, parse_constant=refuse)
+    """Parse JSON, in which NaN and Infinity are errors, as in the standard."""
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def write_gains(path, table):
+    """Save channel gains [rounds, devices] as h.npy in a folder."""
     np.save(path / "h.npy", table)
 
 
@@ -63,11 +66,12 @@ FADING = [
 
 
 def with_set(overrides):
+    """Return command-line arguments with `--set` before each KEY=VALUE."""
     return [word for text in overrides for word in ("--set", text)]
 
 
 def is_picture(path):
-    """Whether a file has the beginning and the end of a PNG or an SVG."""
+    """Return whether a file begins and ends like a PNG or an SVG."""
     content = path.read_bytes()
     if path.suffix == ".png":
         return content.startswith(b"\x89PNG") and b"IEND" in content[-16:]
@@ -75,14 +79,22 @@ def is_picture(path):
 
 
 PATIENCE = 900
-"""Seconds for what takes a few on an idle machine: only a process that hangs takes as many."""
+"""Seconds to wait for what takes a few on an idle machine: only a process that hangs
+takes as long.
+"""
 
 
 @contextmanager
 def listening(*arguments, **environment):
-    """A Python process that hears Ctrl-C, also where this one, a job in the background, ignores it.
+    """Run a Python process that reacts to Ctrl-C, even where this one ignores it as a
+    job in the background.
 
-    It has a session of its own, which is killed at the end.
+    The process has a session of its own, which is killed at the end with all its
+    children.
+
+    Args:
+        *arguments: of the Python interpreter.
+        **environment: variables that are added to those of this process.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,4 +1,6 @@
-"""Shared fixtures: the paper's setting, the authors' data where present, and how large a test may be."""
+"""Shared fixtures: the paper's setting, the authors' data where present, and how large
+a test may be.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,16 @@ NEEDED = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker `gpu`."""
     config.addinivalue_line(
         "markers", "gpu: needs an accelerator; all other tests run on the CPU"
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffle files, and tests within each file, where WFLMC_ORDER gives a seed; skip what needs a GPU without one."""
+    """Shuffle files, and tests within each file, where WFLMC_ORDER gives a seed; skip
+    what needs a GPU without one.
+    """
     seed = os.environ.get("WFLMC_ORDER")
     if seed:
         files: dict[Path, list[pytest.Item]] = defaultdict(list)
@@ -86,12 +91,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the cache of compiled code that `tests/__init__.py` has made."""
     if CACHE is not None:
         shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def count(quick: int, full: int) -> int:
-    """How many cases to run: a seeded fraction in `make test`, the stated number in `make test-full`."""
+    """Return how many cases to run: `quick` in `make test`, `full` in `make test-
+    full`.
+    """
     return full if FULL else quick
 
 
@@ -111,6 +119,7 @@ def small():
 
 @pytest.fixture(scope="session")
 def paper_data() -> Path:
+    """The file of the authors' data; tests of it are skipped without."""
     if not PAPER_DATA.exists():
         pytest.skip("the paper authors' data set is not in ../shared/data")
     return PAPER_DATA
@@ -118,6 +127,7 @@ def paper_data() -> Path:
 
 @pytest.fixture(scope="session")
 def paper_posterior(paper_data):
+    """The authors' data on 30 devices, in the order of the file."""
     arrays = np.load(paper_data)
     return wflmc.gaussian_regression(
         jax.random.key(0), devices=30, X=arrays["X"], y=arrays["y"], partition="blocks"
@@ -128,13 +138,16 @@ NO_MNIST = "MNIST is not in ../shared/data, and WFLMC_DATA does not say where it
 
 
 def find_mnist_folder() -> Path | None:
-    """Where MNIST is: beside this checkout, or where WFLMC_DATA says; None if it is not there."""
+    """Return the folder that WFLMC_DATA names, else the one beside this checkout; None
+    where there is none.
+    """
     folder = Path(os.environ.get(data.VARIABLE) or SHARED_DATA / "mnist").absolute()
     return folder if folder.is_dir() else None
 
 
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
+    """The folder with MNIST; tests of it are skipped without."""
     folder = find_mnist_folder()
     if folder is None:
         pytest.skip(NO_MNIST)
@@ -151,6 +164,9 @@ def mnist_features(mnist_folder):
 
 @pytest.fixture
 def scenario(tmp_path):
+    """The path of a scenario file with static channels, where every device always
+    sends.
+    """
     path = tmp_path / "scenario.toml"
     path.write_text(STATIC)
     return path
@@ -158,7 +174,9 @@ def scenario(tmp_path):
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """Run a command in this process: (exit code, stdout, stderr)."""
+    """A function that runs `wflmc` with these arguments in this process: (exit code,
+    stdout, stderr).
+    """
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["wflmc", *map(str, arguments)])
@@ -175,7 +193,9 @@ def call(capsys, monkeypatch):
 
 @pytest.fixture
 def plans_made(monkeypatch):
-    """Count the plans that are made from here on: call it for their number."""
+    """A function that returns how many plans have been drafted since the fixture was
+    set up.
+    """
     drafted = []
     draft = build._Planning.draft
 
@@ -189,6 +209,10 @@ def plans_made(monkeypatch):
 
 @pytest.fixture
 def plan_of(call):
+    """A function that runs `wflmc plan` with these arguments and returns its JSON;
+    nothing but warnings on stderr.
+    """
+
     def run(*arguments):
         code, out, err = call("plan", *arguments, "--no-advice", "--json")
         assert code == 0, err

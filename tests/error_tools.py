@@ -1,8 +1,10 @@
-"""Checks of errors and notices by what programs can read, so that rewording a sentence fails no test.
+"""Checks of errors and notices by what programs can read, so that rewording a sentence
+fails no test.
 
-What identifies an error is its type, its key, its section and the value at fault; a notice
-has a code. Beyond these a test checks facts that the sentence must hold: numbers, names
-and paths. Whole sentences are checked in `tests/package/test_sentences.py` alone.
+What identifies an error is its type, its key, its section and the value at fault; a
+notice has a code. Beyond these a test checks facts that the sentence must hold:
+numbers, names and paths. Whole sentences are checked in
+`tests/package/test_sentences.py` alone.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def least_number(error: InputError) -> float:
 
 
 def names_key(stderr: str, key: str, *facts: object) -> bool:
-    """Return whether a command ended with one sentence, about a key and with these facts."""
+    """Return whether a command ended with one sentence, about a key and with these
+    facts.
+    """
     sentence = stderr.removeprefix("wflmc: ")
     names_the_key = sentence.startswith(f"{key} ")
     return (

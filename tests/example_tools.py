@@ -1,4 +1,6 @@
-"""What tests of the example scripts share: loading them by path, and comparing samples with those of NUTS."""
+"""What tests of the example scripts share: loading them by path, and comparing samples
+with those of NUTS.
+"""
 
 import importlib.util
 import sys
@@ -11,7 +13,9 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 def load(name):
-    """An example as a module; its neighbours are found as when it is run from the command line."""
+    """Return an example script as a module; it finds its neighbours as when run from
+    the command line.
+    """
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     spec = importlib.util.spec_from_file_location(
@@ -23,10 +27,10 @@ def load(name):
 
 
 def z_scores(theta, known):
-    """How many standard errors means and standard deviations are from NUTS's, [m] each.
+    """Return z scores of means and of standard deviations against NUTS, [m] each.
 
-    Chains of theta[chain, draw, m] are independent, so that they tell their own error; NUTS's is by its effective
-    sample sizes.
+    The error of theta[chain, draw, m] is that between its independent chains; the error
+    of known[chain, draw, m], draws of NUTS, is by its effective sample sizes.
     """
     theta, known = theta.astype(float), known.astype(float)
     centre = theta.mean((0, 1))
@@ -45,6 +49,8 @@ def z_scores(theta, known):
 
 
 def z_of_difference(first, second):
-    """Mean of paired differences over their standard error: replicas share starts and noise."""
+    """Return the mean of paired differences over their standard error; pairs share
+    start and noise.
+    """
     differences = np.asarray(first) - np.asarray(second)
     return differences.mean() / (differences.std(ddof=1) / len(differences) ** 0.5)

@@ -42,7 +42,7 @@ SCENARIO: dict[str, dict[str, Any]] = {
     "sampler": {"burn_in": 3, "samples": 4, "chains": 2},
 }
 ROUNDING = 2e-5
-"""Far above what some rounds of float32 differ by, far below a step of a chain (some 0.1)."""
+"""Far above rounding of float32 over some rounds, far below a step of a chain (0.1)."""
 
 
 FIRST = 1000
@@ -51,7 +51,7 @@ RAISED = 2
 """Flower's code for a client app that raised."""
 
 Fault = Callable[[Message, int], Message | None]
-"""From a reply and the device that gave it to what arrives of it; None: nothing ever does."""
+"""Maps a reply and its device to what arrives of it; None where nothing ever does."""
 
 
 class Federation(NamedTuple):
@@ -63,11 +63,11 @@ class Federation(NamedTuple):
     folder: Path
 
     def server(self, name: str = "server") -> Server:
-        """A server in a folder of its own."""
+        """Return a server in a folder of its own."""
         return open_server(self.job, self.folder / name)
 
     def devices(self) -> list[Device]:
-        """All devices, with ledgers in memory of which nothing is spent."""
+        """Return all devices, with fresh ledgers in memory."""
         all_devices = []
         for k in range(self.job.plan.devices):
             terms = self.job.terms(k)
@@ -78,11 +78,11 @@ class Federation(NamedTuple):
         return all_devices
 
     def app(self) -> ClientApp:
-        """The app of such devices."""
+        """Return the Flower client app of fresh `devices`."""
         return app_of(self.devices())
 
     def simulated(self) -> Trace:
-        """What `wflmc.sample` makes of the same plan and key."""
+        """Return the trace of `wflmc.sample` with the same plan and key."""
         key = jax.random.key(self.scenario.sampler.seed)
         return sample(key, self.inputs.posterior, self.job.plan, chains=self.job.chains)
 
@@ -90,7 +90,13 @@ class Federation(NamedTuple):
 def make_federation(
     folder: Path, changes: dict[str, Any] | None = None, **how: Any
 ) -> Federation:
-    """The small scenario with changes by dotted keys; `how` is that of the job."""
+    """Write and return a federation of the small scenario.
+
+    Args:
+        folder: of the federation's files.
+        changes: of the scenario, by dotted keys.
+        **how: keywords of `federated_plan` and `make_job`, such as `noise`.
+    """
     content = {section: dict(values) for section, values in SCENARIO.items()}
     for key, value in (changes or {}).items():
         section, _, name = key.partition(".")
@@ -106,12 +112,12 @@ def make_federation(
 
 
 def app_of(devices: Sequence[Any]) -> ClientApp:
-    """The app of devices in the order of their nodes."""
+    """Return the Flower client app of devices in the order of their nodes."""
     return client_app(lambda context: devices[int(context.node_config["partition-id"])])
 
 
 def largest_difference(first: Trace, second: Trace) -> float:
-    """The largest difference of two traces."""
+    """Return the largest difference of the draws of two traces."""
     assert first.theta.shape == second.theta.shape
     return float(np.abs(np.asarray(first.theta) - np.asarray(second.theta)).max())
 
@@ -119,9 +125,11 @@ def largest_difference(first: Trace, second: Trace) -> float:
 def expected_chain(
     job: Job, posterior: Any, sent: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """θ[round, chain, m] of an overdamped chain by the formulas of the paper in float64, device by device.
+    """Return θ[round, chain, m] of an overdamped chain by the paper's formulas in
+    float64, device by device.
 
-    Written apart from the code under test: only the draws of the noise are shared. sent[S, K].
+    Shares nothing with the code under test but the draws of the noise; sent[S, K] says
+    who sends.
     """
     plan = job.plan
     number = np.arange(job.chains)
@@ -162,17 +170,21 @@ def _crc(name: str) -> int:
 def run_on_grid(
     server: Server, app: ClientApp, fault: Fault | None = None, progress: Any = None
 ) -> None:
-    """All rounds by messages of Flower's in this process; answers come at once, so what has not come will not."""
+    """Run all rounds by Flower's messages in this process; answers come at once, so the
+    deadline is 0 s.
+    """
     grid = LocalGrid(app, server.job.plan.devices, fault)
     nodes = {node: k for k, node in enumerate(grid.get_node_ids())}
     serve(server, Transport(grid, server.job, nodes, deadline=0.0), progress)
 
 
 class LocalGrid(Grid):
-    """A Flower grid in this process, which hands every message to the client app at once; device k is node 1000 + k.
+    """A Flower grid in this process, which hands every message to the client app at
+    once; device k is node 1000 + k.
 
     Args:
-        app: of all devices; a context's node_config says which one is meant, by its partition-id.
+        app: of all devices; a context's node_config says which one is meant, by its
+            partition-id.
         devices: K.
         fault: what becomes of replies on their way, for tests.
     """

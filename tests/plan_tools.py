@@ -14,9 +14,10 @@ def with_context(plan: wflmc.Plan, **changes: Any) -> wflmc.Plan:
 
 
 def grouped(**settings):
-    """Return arguments of `wflmc.plan`: settings that are fields of its sampler or its policy become one of these.
+    """Return arguments of `wflmc.plan` from settings that are all named at one level.
 
-    Tests that try many settings name them alone.
+    Fields of `Sampler` and `Policy` become `sampler=` and `policy=`; other settings are
+    returned as they are.
     """
     for name, kind in (("sampler", wflmc.Sampler), ("policy", wflmc.Policy)):
         own = {

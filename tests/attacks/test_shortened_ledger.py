@@ -17,7 +17,7 @@ from wflmc.privacy.ledger import Anchor, Ledger, anchor_path
 from wflmc.support.errors import OverspendError
 
 from ..error_tools import names_key, raises_input_error
-from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, wflmc_spent
+from ..privacy.ledger_tools import BUDGET, PROMISE, SCENARIO, lines_of, spent_in
 from ..report.test_report import run_in
 
 
@@ -104,11 +104,11 @@ def test_a_new_run_does_not_spend_again_what_a_cut_ledger_forgot(finished, call)
     scenario, folder = finished
     people = folder / "ledger.jsonl"
     cut(people, 2)
-    spent = wflmc_spent(people)
+    spent = spent_in(people)
     code, _, err = call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")
     assert code == 2
     assert names_key(err, "--ledger", "2 lines", "counts 101")
-    np.testing.assert_array_equal(wflmc_spent(people), spent)
+    np.testing.assert_array_equal(spent_in(people), spent)
 
 
 class KilledError(BaseException):

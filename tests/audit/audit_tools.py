@@ -15,6 +15,9 @@ TRIALS = 40_000
 
 
 def planned(posterior, privacy=None, rounds=20, **keywords):
+    """Return a plan of this many rounds, half of them burn-in; the default link is
+    static, at 40 dB.
+    """
     link = keywords.pop("link", wflmc.Link(channel.static(0.01), snr_db=40))
     promise = privacy or wflmc.Privacy(8, 0.01, 30)
     step_size = 0.4 / (posterior.mu + posterior.L)
@@ -28,7 +31,8 @@ def planned(posterior, privacy=None, rounds=20, **keywords):
     )
 
 
-def names(report):
+def flagged_names(report):
+    """Return the names of the attacks that contradict the claim."""
     return {test.name for test in report.flagged}
 
 
@@ -69,6 +73,9 @@ LONG = [(120, None, 600), (120, RECORD, 1000), (6, RECORD, 300), (6, None, 1000)
 
 
 def softmax_of(examples, promise, rounds):
+    """Return a softmax posterior of six devices and its plan, over a static channel at
+    60 dB.
+    """
     posterior = wflmc.softmax_regression(
         jax.random.key(0), devices=6, examples=examples, dim=2, classes=3
     )

@@ -18,7 +18,16 @@ from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 
 from ..conftest import FULL
 from ..error_tools import missing_facts, raises_input_error
-from .audit_tools import KEY, LONG, SCHEMES, SOFTMAX, TRIALS, names, planned, softmax_of
+from .audit_tools import (
+    KEY,
+    LONG,
+    SCHEMES,
+    SOFTMAX,
+    TRIALS,
+    flagged_names,
+    planned,
+    softmax_of,
+)
 
 kernel = sys.modules["wflmc.sampling.kernel"]
 simulation = sys.modules["wflmc.sampling.simulation"]
@@ -143,7 +152,7 @@ def test_server_noise_counted_as_privacy(plan, monkeypatch):
 
     monkeypatch.setattr(wflmc.Plan, "loss", property(with_server_noise))
     assert audit.audit(KEY, plan, trials=TRIALS).consistent
-    caught = names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
+    caught = flagged_names(audit.audit(KEY, loud, trials=TRIALS, attacks=kinds))
     assert "matched filter, part of the rounds" in caught
     with raises_input_error("factor", value=1.0):
         audit.above_cap(plan, 1.0)
@@ -153,7 +162,7 @@ def test_wrong_adjacency(plan, mutate):
     """Half the true distance between neighbours, αℓ in place of 2αℓ, is a quarter of the loss."""
     honest = wflmc.privacy.round_loss
     mutate(honest, lambda *arguments: honest(*arguments) / 4)
-    assert "matched filter" in names(audit.audit(KEY, plan, trials=TRIALS))
+    assert "matched filter" in flagged_names(audit.audit(KEY, plan, trials=TRIALS))
 
 
 @pytest.mark.parametrize("name", ["device", "record"])
@@ -169,7 +178,7 @@ def test_the_loss_of_add_remove_for_neighbours_by_replacement(
             dataclasses.replace(self, adjacency="add-remove"), *clips
         ),
     )
-    assert "matched filter" in names(
+    assert "matched filter" in flagged_names(
         audit.audit(KEY, attacked, trials=TRIALS, attacks=["constant"])
     )
 
@@ -177,7 +186,7 @@ def test_the_loss_of_add_remove_for_neighbours_by_replacement(
 def test_channels_known_worse_than_the_plan_was_made_for(six_devices, plan):
     """A naive plan where devices arrive up to 1/(1 − 0.1) times as strong; and one that was made for it."""
     report = audit.audit(KEY, plan, trials=TRIALS, csi_error=0.1, attacks=["constant"])
-    assert "matched filter" in names(report)
+    assert "matched filter" in flagged_names(report)
     aware = planned(
         six_devices, link=wflmc.Link(channel.static(0.01), snr_db=40, csi_error=0.1)
     )
@@ -214,7 +223,7 @@ def test_clip_after_scaling(six_devices, plan, mutate):
     assert plan.gain.max() < 1
     longer = with_constants(clip=lambda now: now.constants.clip / now.rounds.gain)
     mutate(kernel.transmit, transmitting(longer))
-    assert "matched filter" in names(
+    assert "matched filter" in flagged_names(
         audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
     )
 
@@ -232,7 +241,7 @@ def test_clip_skipped_on_one_device(plan, mutate):
     report = audit.audit(
         KEY, plan, trials=TRIALS, attacks=["constant", "turning", "devices"]
     )
-    assert names(report) == {"every device"}
+    assert flagged_names(report) == {"every device"}
     assert [test.device for test in report.flagged] == [4]
     assert not missing_facts(str(report), ("BROKEN", "'every device'", "device 4"))
 
@@ -261,7 +270,10 @@ def test_noise_drawn_once(plan, monkeypatch, reused, flagged):
     )
     jax.clear_caches()  # compiled code knows nothing of the change
     try:
-        assert names(audit.audit(KEY, plan, trials=TRIALS, attacks=["runs"])) >= flagged
+        assert (
+            flagged_names(audit.audit(KEY, plan, trials=TRIALS, attacks=["runs"]))
+            >= flagged
+        )
     finally:
         jax.clear_caches()
 
@@ -270,7 +282,7 @@ def test_noise_shared_between_rounds_is_seen_by_signs_that_vary_alone(plan, swap
     """The same for transcripts of the kernel, where the audit itself gives every round its key."""
     honest = attack.round_keys
     swap(attack, "round_keys", lambda keys, index: honest(keys, 0))
-    caught = names(
+    caught = flagged_names(
         audit.audit(KEY, plan, trials=TRIALS, attacks=["constant", "turning"])
     )
     assert "matched filter" not in caught
@@ -283,7 +295,7 @@ def test_gain_off_by_root_two(plan, mutate):
     report = audit.audit(
         KEY, plan, trials=TRIALS, attacks=["constant", "turning", "runs"]
     )
-    assert names(report) >= {"matched filter", "signs that vary", "whole runs"}
+    assert flagged_names(report) >= {"matched filter", "signs that vary", "whole runs"}
 
 
 @only_full
@@ -293,7 +305,7 @@ def test_noise_too_weak(plan, mutate):
         honest,
         lambda key, signal, noise_power: honest(key, signal, 0.8**2 * noise_power),
     )
-    assert "matched filter" in names(
+    assert "matched filter" in flagged_names(
         audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
     )
 
@@ -302,7 +314,7 @@ def test_silent_devices_that_send(six_devices, mutate):
     plan = planned(six_devices, link=SCHEMES["silent rounds"]["link"])
     all_send = with_rounds(weight=lambda rounds: jnp.ones_like(rounds.weight))
     mutate(kernel.transmit, transmitting(all_send))
-    assert "rounds of silence" in names(
+    assert "rounds of silence" in flagged_names(
         audit.audit(KEY, plan, trials=TRIALS, attacks=["constant"])
     )
 
@@ -310,7 +322,7 @@ def test_silent_devices_that_send(six_devices, mutate):
 def test_example_clip_skipped_by_the_kernel(six_devices, record_plan, mutate):
     """The record hides inside the device's clip, which alone is larger than what is claimed of a record."""
     mutate(kernel.transmit, transmitting(with_constants(example_clip=lambda now: None)))
-    caught = names(
+    caught = flagged_names(
         audit.audit(
             KEY,
             record_plan,
@@ -327,7 +339,7 @@ def test_device_clip_skipped_by_the_gaussian_model(six_devices, plan, swap):
     report = audit.audit(
         KEY, plan, six_devices, trials=TRIALS, attacks=["turning", "model"]
     )
-    assert names(report) == {"gaussian model"}
+    assert flagged_names(report) == {"gaussian model"}
 
 
 @only_full

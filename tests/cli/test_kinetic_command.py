@@ -14,7 +14,7 @@ from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
 from ..error_tools import names_key, text_of
-from ..sampling.kinetic_tools import make
+from ..sampling.kinetic_tools import kinetic_plan
 
 SCENARIO = """
 [posterior]
@@ -169,7 +169,7 @@ def test_a_saved_plan_is_run_as_it_stands(call, file, tmp_path):
 def test_softmax_chains_move_too():
     """Any model: only the law is Gaussian's."""
     posterior = wflmc.softmax_regression(jax.random.key(0), 4, examples=60, dim=2)
-    plan = make(
+    plan = kinetic_plan(
         posterior,
         "equal",
         privacy=wflmc.Privacy(clip=50.0),

@@ -1,4 +1,6 @@
-"""The forecast of clipped chains written as a loop over rounds: slow, plain, and what the fast one has to match."""
+"""The forecast of clipped chains written as a loop over rounds: slow, plain, and what
+the fast one has to match.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ QUANTILES = (np.arange(64) + 0.5) / 64
 
 
 class Examples(NamedTuple):
-    """Norms of the examples' gradients at the mode, their clips, and how many there are."""
+    """Norms of the examples' gradients at the mode, their clipping thresholds, and how
+    many examples there are.
+    """
 
     norms: np.ndarray
     limits: np.ndarray
@@ -23,6 +27,9 @@ class Examples(NamedTuple):
 
 
 def examples_of(plan: Plan, model: ForecastModel, clipping: bool) -> Examples | None:
+    """Return what clipping of examples needs, by 64 quantiles where thresholds are
+    equal; None without it.
+    """
     if (
         not clipping
         or model.examples is None
@@ -52,7 +59,17 @@ def forecast_by_rounds(
     excess: bool = True,
     start: bool = True,
 ) -> ChainForecast:
-    """What `wflmc.evaluation.clipped_law.forecast` returns, one round after the other."""
+    """Return what `wflmc.evaluation.clipped_law.forecast` returns, computed one round
+    after the other.
+
+    Args:
+        plan: of the chain.
+        model: of the posterior.
+        clipping: whether gradients and examples are clipped.
+        excess: whether noise beyond that of the Langevin dynamics counts.
+        start: whether the chain starts as planned; otherwise at the mode with the
+            posterior's variance.
+    """
     cost = model.cost
     precision = cost.precision
     data_share = model.data_share

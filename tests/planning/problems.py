@@ -1,4 +1,6 @@
-"""Random power problems that look like the planner's own, and every promise of a solution, for tests of the solver."""
+"""Random power programs like those of the planner, and checks of their solutions, for
+tests of the solver.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from wflmc.support.recursion import first_order
 
 
 def from_channel(active, cap, budget, rho, burn_in, objective) -> PowerProgram:
-    """The planner's own shape: cost η²(K/K_a)², caps also limited by η(K/K_a)²/2, base from its recursion."""
+    """Return a program as the planner builds them: cost η²(K/K_a)², caps of at most
+    η(K/K_a)²/2.
+
+    Args:
+        active: [S, K], who sends.
+        cap: [S], limits by transmit power.
+        budget: [K], limits of privacy.
+        rho: the contraction of a round, 1 − η.
+        burn_in: rounds that do not count.
+        objective: "worst" or "average".
+    """
     devices = active.shape[1]
     senders = active.sum(1)
     eta = 1 - rho
@@ -35,7 +47,9 @@ def from_channel(active, cap, budget, rho, burn_in, objective) -> PowerProgram:
 
 
 def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):
-    """[S, K] booleans with at least one sender per round: all, iid, correlated in time, or sparse."""
+    """Return who sends, [S, K], with at least one sender per round: all, iid,
+    correlated in time, or sparse.
+    """
     if kind == "all":
         on = np.ones((rounds, devices), dtype=bool)
     elif kind == "iid":
@@ -52,7 +66,11 @@ def activity(rng: np.random.Generator, rounds: int, devices: int, kind: str):
 
 
 def random_program(rng: np.random.Generator) -> PowerProgram:
-    """S 5-200, K 1-50, caps over 40 dB, budgets from very tight to loose, equal or not, ρ .5-.999, any burn-in."""
+    """Return a program of 5-200 rounds and 1-50 devices.
+
+    Caps span 40 dB, budgets go from very tight to loose, equal or not, ρ from 0.5 to
+    0.999.
+    """
     rounds, devices = (
         int(np.exp(rng.uniform(np.log(low), np.log(high))))
         for low, high in ((5, 200), (1, 50))
@@ -73,7 +91,7 @@ def random_program(rng: np.random.Generator) -> PowerProgram:
 
 
 def kept_value(program: PowerProgram, bounds) -> float:
-    """The objective of bounds[S]."""
+    """Return the objective of bounds[S] on W2²: the worst or the mean after burn-in."""
     kept_bounds = bounds[program.burn_in :]
     return float(
         kept_bounds.max() if program.objective == "worst" else kept_bounds.mean()
@@ -81,7 +99,9 @@ def kept_value(program: PowerProgram, bounds) -> float:
 
 
 def check(program, solution, gap=1e-9):
-    """Every promise of a solution, checked from scratch."""
+    """Check limits, objective, multipliers, lower bound and gap of a solution, without
+    the solver's own checks.
+    """
     p, x = program, solution
     assert np.all((x.a > 0) & (x.a >= p.floor) & (x.a <= p.cap))
     for k in range(p.budget.size) if p.active.size < 10**5 else [0, p.budget.size - 1]:
@@ -104,7 +124,10 @@ def check(program, solution, gap=1e-9):
 
 
 def written_out_dual(p, w, lam):
-    """The Lagrangian dual with explicit sums where that is affordable: a proof that shares no code with the solver."""
+    """Return the Lagrangian dual by explicit sums, sharing no code with the solver.
+
+    Beyond 300 rounds, where these sums are slow, it is the solver's own.
+    """
     if p.cap.size > 300:
         return dual(p, w, lam)[0]
     s = np.arange(p.cap.size)

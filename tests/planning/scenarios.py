@@ -15,7 +15,9 @@ from wflmc.posterior.base import Posterior
 
 
 class Planned(Posterior):
-    """A posterior of which there is only what planning asks for: all else may be missing."""
+    """A posterior that has only what planning uses; all other members are None, so that
+    a use of them fails.
+    """
 
     dim = digest = initial_w2_sq = draw_initial = unrounded_sum = gradients = (
         example_norms
@@ -25,7 +27,9 @@ class Planned(Posterior):
 
 @dataclasses.dataclass(frozen=True)
 class Target(Planned):
-    """A posterior as planning sees it, with constants of one's choice."""
+    """A posterior as planning sees it, with chosen constants; `distance` is W2² of the
+    start to it.
+    """
 
     mu: float
     L: float
@@ -35,13 +39,18 @@ class Target(Planned):
 
     @property
     def sizes(self) -> np.ndarray:
+        """Return a million examples for each device."""
         return np.full(self.devices, 10**6)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
+        """Return W2² of the start to the posterior."""
         return self.distance
 
 
-def make(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords):
+def make_plan(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords):
+    """Return a plan over channel gains h[rounds, devices], by default for a single
+    sample after burn-in.
+    """
     defaults = {
         "step_size": 0.4 / (target.mu + target.L),
         "burn_in": len(h) - 1,
@@ -59,7 +68,9 @@ def make(target, h, snr_db=20.0, epsilon=8.0, delta=0.01, clip=30.0, **keywords)
 
 @st.composite
 def static_cases(draw):
-    """Random static scenarios that reach all three regimes."""
+    """Draw (target, h, keywords of `make_plan`): static channels, in each of the three
+    regimes of theorem 1.
+    """
     mu = draw(st.floats(0.5, 2000))
     target = Target(
         mu,
@@ -92,7 +103,9 @@ def static_cases(draw):
 
 @st.composite
 def fading_cases(draw):
-    """Random scenarios over fading channels, several samples."""
+    """Draw (target, h, keywords of `make_plan`): fading channels, any burn-in and
+    several samples.
+    """
     mu = draw(st.floats(0.5, 2000))
     target = Target(
         mu,
@@ -122,7 +135,9 @@ def fading_cases(draw):
 
 
 def check_limits(plan, h, snr_db, clip):
-    """Power of every sending device, and privacy of every device."""
+    """Check the transmit power of every sending device in every round, and the privacy
+    spent by every device.
+    """
     sends = plan.weight > 0
     power = (plan.gain[:, None] * clip / np.abs(h)) ** 2
     assert np.all(

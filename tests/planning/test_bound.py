@@ -13,7 +13,7 @@ from wflmc.dynamics import kinetic, overdamped
 from wflmc.planning.schedule import participation_error, threshold_schedule
 
 from ..error_tools import raises_input_error
-from .scenarios import Target, make
+from .scenarios import Target, make_plan
 
 
 def written_out_bound(plan, target, which):
@@ -55,7 +55,7 @@ def written_out_bound(plan, target, which):
 def test_bound_against_the_printed_double_sum(which, power, factor):
     target = Target(3.0, 20.0, 7, 6)
     h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
-    plan = make(
+    plan = make_plan(
         target,
         h,
         power=power,

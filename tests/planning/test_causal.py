@@ -16,7 +16,7 @@ from wflmc import channel
 from ..conftest import FULL, count
 from ..error_tools import raises_input_error
 from ..privacy.ledger_tools import SCENARIO
-from .scenarios import Target, check_limits, fading_cases, make
+from .scenarios import Target, check_limits, fading_cases, make_plan
 
 PROMISE = wflmc.Privacy(15, 0.01, 30)
 
@@ -169,9 +169,9 @@ def test_never_overspends_in_short_runs():
 @given(fading_cases(), st.sampled_from(["optimized", "equal"]))
 def test_limits_hold_on_any_channel(case, power):
     target, h, keywords = case
-    plan = make(target, h, power=power, csi="causal", **keywords)
+    plan = make_plan(target, h, power=power, csi="causal", **keywords)
     check_limits(plan, h, keywords["snr_db"], keywords["clip"])
-    known = make(target, h, **keywords)
+    known = make_plan(target, h, **keywords)
     # Thresholds look at the present round alone.
     np.testing.assert_array_equal(plan.weight, known.weight)
     assert plan.objective >= known.objective * (1 - 1e-6)
@@ -184,14 +184,14 @@ def test_permuting_devices_permutes_the_plan(case, random):
     order = list(range(target.devices))
     random.shuffle(order)
     first, second = (
-        make(target, table, csi="causal", power="equal", **keywords)
+        make_plan(target, table, csi="causal", power="equal", **keywords)
         for table in (h, h[:, order])
     )
     np.testing.assert_allclose(first.gain, second.gain, rtol=1e-9)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
     # The optimum is found to TOLERANCE alone, and differs by as much.
     first, second = (
-        make(target, table, csi="causal", **keywords) for table in (h, h[:, order])
+        make_plan(target, table, csi="causal", **keywords) for table in (h, h[:, order])
     )
     np.testing.assert_allclose(first.objective, second.objective, rtol=2e-2)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
@@ -218,12 +218,12 @@ def test_equal_shares_what_is_left():
         "power": "equal",
         "csi": "causal",
     }
-    plan = make(
+    plan = make_plan(
         target, h, snr_db=50, clip=1.0, epsilon=0.1, schedule="threshold", **keywords
     )
     budget = plan.privacy.budget(1)[0]
     np.testing.assert_allclose(plan.loss.max(-1), budget / 4, rtol=1e-9)
-    busy = make(
+    busy = make_plan(
         target,
         h[[2, 2, 0, 0]][:, ::-1],
         snr_db=50,

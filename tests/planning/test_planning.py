@@ -16,13 +16,13 @@ from wflmc.planning import POLICIES
 from wflmc.planning.solvers.closed_form import REGIMES
 
 from ..error_tools import codes_of, missing_facts, raises_input_error
-from .scenarios import Target, check_limits, fading_cases, make, static_cases
+from .scenarios import Target, check_limits, fading_cases, make_plan, static_cases
 
 
 @given(fading_cases(), st.sampled_from(["equal", "no-dp", "noiseless"]))
 def test_benchmarks_keep_their_limits_on_any_channel(case, power):
     target, h, keywords = case
-    plan = make(target, h, power=power, **keywords)
+    plan = make_plan(target, h, power=power, **keywords)
     assert (
         plan.regime is None
         or len(plan.rounds) == 1
@@ -52,7 +52,7 @@ def test_benchmarks_keep_their_limits_on_any_channel(case, power):
 
 
 def test_a_plan_has_three_parts():
-    plan = make(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1))
+    plan = make_plan(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1))
     assert (
         plan.rounds.gain is plan.gain,
         plan.certificate.bound is plan.bound,
@@ -95,17 +95,19 @@ def at_power(plan, h, keywords):
 def test_more_privacy_budget_or_power_never_hurts(case, more, decibels):
     target, h, keywords = case
     keywords["schedule"] = "all"
-    base = make(target, h, **keywords).objective
-    assert make(
+    base = make_plan(target, h, **keywords).objective
+    assert make_plan(
         target, h, **{**keywords, "epsilon": keywords["epsilon"] * more}
     ).objective <= base * (1 + 1e-9)
-    assert make(
+    assert make_plan(
         target, h, **{**keywords, "snr_db": keywords["snr_db"] + decibels}
     ).objective <= base * (1 + 1e-9)
-    assert make(target, h, power="noiseless-dp", **keywords).objective <= base * (
+    assert make_plan(target, h, power="noiseless-dp", **keywords).objective <= base * (
         1 + 1e-9
     )
-    assert base <= make(target, h, power="equal", **keywords).objective * (1 + 1e-9)
+    assert base <= make_plan(target, h, power="equal", **keywords).objective * (
+        1 + 1e-9
+    )
 
 
 @given(
@@ -117,8 +119,8 @@ def test_permuting_devices_changes_nothing(case, power, random):
     target, h, keywords = case
     order = list(range(target.devices))
     random.shuffle(order)
-    first = make(target, h, power=power, **keywords)
-    second = make(target, h[:, order], power=power, **keywords)
+    first = make_plan(target, h, power=power, **keywords)
+    second = make_plan(target, h[:, order], power=power, **keywords)
     np.testing.assert_allclose(first.gain, second.gain, rtol=1e-12)
     np.testing.assert_allclose(first.bound, second.bound, rtol=1e-12)
     np.testing.assert_array_equal(first.weight[:, order], second.weight)
@@ -127,8 +129,8 @@ def test_permuting_devices_changes_nothing(case, power, random):
 @given(static_cases(), st.floats(1e-3, 1e3))
 def test_noise_power_and_transmit_power_scale_together(case, noise_power):
     target, h, keywords = case
-    first = make(target, h, **keywords)
-    second = make(target, h, noise_power=noise_power, **keywords)
+    first = make_plan(target, h, **keywords)
+    second = make_plan(target, h, noise_power=noise_power, **keywords)
     np.testing.assert_allclose(
         second.gain, first.gain * np.sqrt(noise_power), rtol=1e-9
     )
@@ -143,7 +145,7 @@ def test_objective_is_what_it_says(power):
     target = Target(3.0, 20.0, 7, 6)
     h = channel.rayleigh(0.01).draw(np.random.default_rng(2), 25, 6)
     for objective, value in (("worst", np.max), ("average", np.mean)):
-        plan = make(
+        plan = make_plan(
             target,
             h,
             power=power,
@@ -159,7 +161,7 @@ def test_equal_uses_the_largest_count_among_the_devices_of_a_round():
     """Device 0 is active in 4 rounds, device 1 in 1: rounds with device 0 get R/4, whoever else sends."""
     h = np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1, 1]])
     target = Target(1.0, 2.0, 3, 2)
-    plan = make(
+    plan = make_plan(
         target,
         h,
         snr_db=50,
@@ -176,7 +178,7 @@ def test_equal_uses_the_largest_count_among_the_devices_of_a_round():
     np.testing.assert_allclose(plan.loss.max(-1), budget / 4, rtol=1e-9)
     np.testing.assert_allclose(plan.spent, [budget, budget / 4], rtol=1e-9)
     # A round without the busy device need not be as careful as if it were there.
-    alone = make(
+    alone = make_plan(
         target, np.array([[1, 1e-4], [1, 1e-4], [1, 1e-4], [1e-4, 1]]), snr_db=50, power="equal", schedule="threshold",
         burn_in=0, samples=4, clip=1.0, step_size=0.3, epsilon=0.1,
     )  # fmt: skip
@@ -309,7 +311,7 @@ def test_early_noise_is_warned_of(posterior):
 )
 def test_bad_plans_are_refused_by_name(keywords, key):
     with pytest.raises(wflmc.InputError) as caught:
-        make(Target(1.0, 2.0, 3, 2), np.ones((4, 2)), **keywords)
+        make_plan(Target(1.0, 2.0, 3, 2), np.ones((4, 2)), **keywords)
     assert caught.value.key == key
 
 

@@ -24,7 +24,7 @@ from ..cli_tools import strict
 from ..conftest import count
 from ..error_tools import codes_of, names_key, raises_input_error, text_of
 from .problems import check, random_program
-from .scenarios import Target, check_limits, fading_cases, make
+from .scenarios import Target, check_limits, fading_cases, make_plan
 from .test_allocation import reference
 
 seeds = st.integers(0, 2**32 - 1)
@@ -68,7 +68,7 @@ def by_hand(plan, target, clip, weight):
 def test_bound_and_limits_round_by_round(case, seed, which):
     target, h, keywords = case
     steps = random_steps(np.random.default_rng(seed), target, len(h))
-    plan = make(target, h, step_size=steps, bound=which, **keywords)
+    plan = make_plan(target, h, step_size=steps, bound=which, **keywords)
     np.testing.assert_array_equal(plan.step_size, steps)
     weight = target.dim if which == "corrected" else 1
     np.testing.assert_allclose(
@@ -84,7 +84,7 @@ def test_equal_steps_are_a_constant_step(case):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
     constant, per_round = (
-        make(target, h, step_size=eta, **keywords)
+        make_plan(target, h, step_size=eta, **keywords)
         for eta in (step, np.full(len(h), step))
     )
     np.testing.assert_array_equal(constant.gain, per_round.gain)
@@ -180,11 +180,11 @@ def test_theorem_1_is_for_one_step_size(monkeypatch):
     target = Target(1.0, 3.0, 4, 3)
     h = np.full((12, 3), 0.1)
     steps = np.where(np.arange(12) < 6, 0.4, 0.1)
-    plan = make(target, h, step_size=steps, epsilon=2.0, clip=5.0, snr_db=60)
+    plan = make_plan(target, h, step_size=steps, epsilon=2.0, clip=5.0, snr_db=60)
     assert plan.regime is None
     assert plan.gap <= 1e-6
     assert (
-        make(target, h, step_size=0.1, epsilon=2.0, clip=5.0, snr_db=60).regime
+        make_plan(target, h, step_size=0.1, epsilon=2.0, clip=5.0, snr_db=60).regime
         == "dp-limited"
     )
 
@@ -203,7 +203,7 @@ BAD = [
 @pytest.mark.parametrize(("steps", "facts"), BAD)
 def test_bad_steps_are_named(steps, facts):
     with raises_input_error("step_size", *facts, section="sampler") as caught:
-        make(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1), step_size=steps)
+        make_plan(Target(1.0, 3.0, 4, 3), np.full((8, 3), 0.1), step_size=steps)
     assert np.ndim(steps) or "round" not in str(caught.value)
 
 
@@ -214,7 +214,7 @@ def test_bad_schedules_are_named():
         {"step_schedule": "planned", "step_size": np.full(8, 0.1)},
     ):
         with pytest.raises(wflmc.InputError) as caught:
-            make(Target(1.0, 3.0, 4, 3), h, **keywords)
+            make_plan(Target(1.0, 3.0, 4, 3), h, **keywords)
         assert caught.value.key == "step_schedule"
 
 
@@ -289,13 +289,11 @@ def test_planned_is_never_worse_than_constant(case, objective):
     target, h, keywords = case
     step = 0.4 / (target.mu + target.L)
     burn_in = keywords["burn_in"] % 13  # a search of a hundred plans: keep it short
-    h, keywords = (
-        h[: burn_in + 3],
-        {**keywords, "burn_in": burn_in, "samples": min(3, len(h) - burn_in)},
-    )
-    h = h[: burn_in + keywords["samples"]]
+    samples = min(3, len(h) - burn_in)
+    h = h[: burn_in + samples]
+    keywords = {**keywords, "burn_in": burn_in, "samples": samples}
     constant, planned = (
-        make(
+        make_plan(
             target,
             h,
             step_size=step,

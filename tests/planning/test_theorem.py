@@ -11,7 +11,7 @@ from wflmc.planning import POLICIES
 from wflmc.planning.solvers import closed_form
 
 from ..conftest import count
-from .scenarios import Target, check_limits, make, static_cases
+from .scenarios import Target, check_limits, make_plan, static_cases
 
 
 def solve_with_cvxpy(problem):
@@ -69,7 +69,7 @@ def test_theorem_1_is_never_worse_than_a_convex_solver():
         step = generator.uniform(0.02, 1.0) * min(
             2 / (target.mu + target.L), 1.9 / target.L
         )
-        plan = make(
+        plan = make_plan(
             target,
             h,
             snr_db=snr_db,
@@ -92,7 +92,7 @@ def test_theorem_1_is_never_worse_than_a_convex_solver():
 @given(static_cases())
 def test_static_plans_keep_every_limit_and_their_certificate(case):
     target, h, keywords = case
-    plan = make(target, h, **keywords)
+    plan = make_plan(target, h, **keywords)
     check_limits(plan, h, keywords["snr_db"], keywords["clip"])
     assert 0 <= plan.gap <= 1e-9
     assert plan.lower_bound <= plan.objective * (1 + 1e-12)
@@ -127,7 +127,7 @@ def theorem_regime(plan, h, keywords):
 def test_long_runs_stay_finite_and_certified(rounds):
     """ρ^{2S} is far below the smallest float."""
     target = Target(1000.0, 1300.0, 5, 3)
-    plan = make(target, np.full((rounds, 3), 0.1), snr_db=30, epsilon=8.0)
+    plan = make_plan(target, np.full((rounds, 3), 0.1), snr_db=30, epsilon=8.0)
     assert plan.regime == "dp-limited"
     assert np.all(np.isfinite(plan.bound))
     assert plan.gap <= 1e-9

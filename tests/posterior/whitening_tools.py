@@ -11,7 +11,9 @@ KEY = jax.random.key(3)
 
 
 def correlated(examples=60, dim=4, seed=0):
-    """Features of unlike scale, correlated and away from zero."""
+    """Return features of different scales, correlated and with means away from zero,
+    and targets.
+    """
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((dim, dim)) * np.logspace(0, -1.2, dim)
     X = rng.standard_normal((examples, dim)) @ mix + rng.standard_normal(dim)
@@ -19,5 +21,6 @@ def correlated(examples=60, dim=4, seed=0):
 
 
 def gaussian(**keywords):
+    """Return the regression of these data on five devices."""
     X, y = correlated()
     return wflmc.gaussian_regression(KEY, 5, X=X, y=y, **keywords)

@@ -31,15 +31,21 @@ chains = 10
 
 
 def lines_of(path):
+    """Return the lines of a ledger file; none if there is no file."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def losses_of(path):
-    """Rounds and losses: names differ between ledgers, whose secrets do."""
+    """Return round and loss of every entry of a ledger file, without names, which
+    differ from ledger to ledger.
+    """
     return [
         (line["round"], line["loss"]) for line in map(json.loads, lines_of(path)[1:])
     ]
 
 
-def wflmc_spent(path):
+def spent_in(path):
+    """Return the privacy loss of each device, added over the entries of a ledger
+    file.
+    """
     return np.sum([json.loads(line)["loss"] for line in lines_of(path)[1:]], axis=0)

@@ -19,7 +19,7 @@ from wflmc.support.errors import InputError, OverspendError
 
 from ..error_tools import missing_facts, names_key, raises_input_error
 from ..plan_tools import with_context
-from .ledger_tools import BUDGET, PROMISE, SCENARIO, wflmc_spent
+from .ledger_tools import BUDGET, PROMISE, SCENARIO, spent_in
 
 
 def written(path) -> Ledger:
@@ -233,7 +233,7 @@ def test_one_ledger_for_several_runs(tmp_path, call):
     code, out, _ = call("plan", scenario, "--ledger", ledger, "--json", "--no-compare")
     document = json.loads(out)
     assert document["privacy"]["spent_before"] == pytest.approx(
-        np.array(wflmc_spent(ledger)).tolist()
+        np.array(spent_in(ledger)).tolist()
     )
     assert document["privacy"]["epsilon_spent"] <= 8 * (1 + 1e-9)
     saved = tmp_path / "rest.json"
@@ -255,7 +255,7 @@ def test_one_ledger_for_several_runs(tmp_path, call):
         code, _, err = call(
             "run", scenario, "--ledger", ledger, "--set", f"sampler.seed={seed}"
         )
-        assert np.max(wflmc_spent(ledger)) <= BUDGET * (1 + 1e-9)
+        assert np.max(spent_in(ledger)) <= BUDGET * (1 + 1e-9)
         if code:
             break
     assert seed > 1
@@ -317,7 +317,7 @@ def test_spending_without_limits_is_written_down_too(tmp_path, call):
     scenario.write_text(SCENARIO)
     louder = ("--set", "link.snr_db=30.0", "--set", "policy.power=no-dp")
     assert call("run", scenario, "--ledger", people, *louder)[0] == 0
-    assert np.min(wflmc_spent(people)) > BUDGET
+    assert np.min(spent_in(people)) > BUDGET
     code, _, err = call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")
     assert code == 2
     assert names_key(err, "--ledger", "device 0", "budget")

@@ -1,4 +1,6 @@
-"""A page opened in headless Chromium: what it answers to a script, complains of, and asks the network for."""
+"""A page opened in headless Chromium: what it answers to a script, complains of, and
+asks the network for.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +57,17 @@ ASK = """<script>
 
 
 class Visit(NamedTuple):
-    """What came of opening a page."""
+    """The result of opening a page."""
 
     answer: Any
     complaints: list[str]
     """Errors and warnings of scripts and of the content policy."""
     requests: set[str]
-    """All that the page asked for beyond its own file, over whatever network."""
+    """Addresses that the page requested beyond its own file."""
 
 
 def browser() -> str:
-    """The program, or a skipped test."""
+    """Return the path of the browser; the test is skipped where there is none."""
     program = next((path for name in NAMES if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip(
@@ -75,7 +77,13 @@ def browser() -> str:
 
 
 def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
-    """Open a copy of the page with `script`, the body of a function, run at its end."""
+    """Open a copy of the page and run a script at its end.
+
+    Args:
+        page: the file.
+        script: the body of a function; what it returns is the answer.
+        fragment: of the address, with its #.
+    """
     program = browser()
     text = page.read_text(encoding="utf-8")
     copy, log = page.with_name("visit.html"), page.with_name("net.json")
@@ -103,7 +111,9 @@ def visit(page: Path, script: str = "return null", fragment: str = "") -> Visit:
 
 
 def _requests(log: Path) -> set[str]:
-    """Addresses that a document asked for; what the browser asks for itself has no origin."""
+    """Return the addresses a document requested; requests of the browser itself have no
+    origin.
+    """
     events = json.loads(log.read_text(encoding="utf-8"))["events"]
     requests = [
         event["params"] for event in events if "initiator" in event.get("params", {})

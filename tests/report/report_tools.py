@@ -1,4 +1,6 @@
-"""Pages as tests see them: their values, drawings and text, and what a browser makes of them."""
+"""Pages as tests see them: their values, drawings and text, and what a browser makes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from .browser import browser
 
 
 class Page(HTMLParser):
-    """The values, the drawings and the text of a page."""
+    """The values, the drawings and the text of a page.
+
+    Attributes:
+        values: numbers by their `data-key`; None where the page shows none.
+        drawings: Plotly traces and layout by the name of the figure.
+        attributes: names of all HTML attributes.
+    """
 
     def __init__(self, page):
         super().__init__()
@@ -50,7 +58,7 @@ class Page(HTMLParser):
         self._into = None
 
     def curve(self, figure, name):
-        """The trace of a figure by its name."""
+        """Return the only trace of a figure with this name."""
         (matching,) = (
             trace for trace in self.drawings[figure][0] if trace.get("name") == name
         )
@@ -58,7 +66,9 @@ class Page(HTMLParser):
 
 
 def in_browser(page, folder):
-    """The document after its scripts have run, what the console said, and the addresses that were asked for."""
+    """Return the document after its scripts have run, the lines of the console, and the
+    addresses requested.
+    """
     program = browser()
     file = folder / "page.html"
     log = folder / "net.json"
@@ -87,7 +97,9 @@ def in_browser(page, folder):
 
 
 def check_in_browser(page, folder):
-    """Every figure is drawn, nothing is complained about, and nothing but the file is asked for."""
+    """Check that every figure is drawn, nothing is complained about, and nothing but
+    the file is requested.
+    """
     document, console, addresses = in_browser(page, folder)
     wanted = page.count('<div class="plot"')
     assert document.count('class="plot js-plotly-plot"') == wanted > 0

@@ -25,7 +25,7 @@ from ..privacy.ledger_tools import (
     SCENARIO,
     lines_of,
     losses_of,
-    wflmc_spent,
+    spent_in,
 )
 
 
@@ -257,7 +257,7 @@ def test_the_same_command_goes_on_with_a_stopped_run(
     assert not missing_facts(err.splitlines()[0], (folder,))
     assert lines_of(ledger)[: len(paid)] == paid
     np.testing.assert_allclose(
-        wflmc_spent(ledger),
+        spent_in(ledger),
         json.loads((folder / "plan.json").read_text())["privacy"]["spent"],
     )
     assert not (folder / ".checkpoint").exists()
@@ -389,7 +389,7 @@ def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
     call("run", scenario, "--ledger", people, "--out", folder)
     assert call("run", scenario, "--ledger", people, "--set", "sampler.seed=1")[0] == 0
     code, _, err = call("run", "--resume", folder, "--more", "100")
-    assert np.max(wflmc_spent(people)) <= BUDGET * (1 + 1e-9)
+    assert np.max(spent_in(people)) <= BUDGET * (1 + 1e-9)
     assert not (folder / ".checkpoint").exists()
     assert code == 0 or names_key(err, "--more", "budget")
 

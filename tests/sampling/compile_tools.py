@@ -1,4 +1,6 @@
-"""Compiled once: calls that would otherwise be compiled operation by operation, and a count of compilations."""
+"""Compiled once: calls that would otherwise be compiled operation by operation, and a
+count of compilations.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ gradients = jax.jit(lambda posterior, theta: posterior.gradients(theta))
 
 
 def count_compilations(monkeypatch) -> list[None]:
-    """A list that grows whenever the loop over rounds is traced, which JAX does once for each compilation.
+    """Return a list that grows whenever the loop over rounds is traced, which JAX does
+    once for each compilation.
 
-    The loop is wrapped anew: what was compiled before does not hide a compilation from the count.
+    The loop is wrapped anew, so that code compiled by earlier tests hides no
+    compilation from the count.
     """
     loop = simulation.advance_block
     traced = []

@@ -13,7 +13,7 @@ from wflmc.planning import POLICIES, Allocation
 CHAINS = 20_000
 
 
-def make(
+def kinetic_plan(
     posterior,
     power="no-dp",
     *,
@@ -24,7 +24,18 @@ def make(
     loss=None,
     **keywords,
 ):
-    """A plan with h = step/√L and γ_f = friction·√μ, at `factor` times the Langevin cap where that is given."""
+    """Return a kinetic plan with step size h = step/√L and friction γ_f = friction·√μ.
+
+    Args:
+        posterior: to plan for.
+        power: the policy; ignored where `factor` is given.
+        factor: of the Langevin cap, by which every round is powered.
+        step: h √L.
+        friction: γ_f / √μ.
+        csi_error: of the link.
+        loss: path loss of each device; from 1 to 1e-3 by default.
+        **keywords: of `wflmc.plan`, its sampler and its policy.
+    """
     path_loss = np.geomspace(1.0, 1e-3, posterior.devices) if loss is None else loss
     link = wflmc.Link(channel.static(path_loss), snr_db=40, csi_error=csi_error)
     if factor is not None:
@@ -48,7 +59,9 @@ def make(
 
 
 def ill_conditioned():
-    """Five parameters whose curvatures go from 1 to 1000."""
+    """Return a Gaussian posterior of five parameters whose curvatures go from 1 to
+    1000.
+    """
     generator = np.random.default_rng(0)
     turn, _ = np.linalg.qr(generator.standard_normal((5, 5)))
     X = np.sqrt(np.geomspace(1, 1000, 5) - 0.01)[:, None] * turn
@@ -59,7 +72,12 @@ def ill_conditioned():
 
 
 def five_parts(plan, posterior, s):
-    """Round s on (θ, v), part by part as the splitting is defined: matrix, offset, noise that enters."""
+    """Return round s as an affine map of (θ, v), by the five parts of the splitting:
+    matrix, offset, effect of noise.
+
+    Drift by h/2, kick by h/2, damping, kick by h/2, drift by h/2; written apart from
+    the code under test.
+    """
     m = posterior.dim
     h = plan.step_size[s]
     identity = np.eye(m)
@@ -78,7 +96,7 @@ def five_parts(plan, posterior, s):
 
 
 def law_by_parts(plan, posterior):
-    """Mean and covariance of θ after every round."""
+    """Yield mean and covariance of θ after every round, by `five_parts`."""
     start = posterior._initial(plan.init)
     m = posterior.dim
     mean, covariance = np.zeros(2 * m), np.eye(2 * m)
@@ -93,6 +111,7 @@ def law_by_parts(plan, posterior):
 
 
 def law_of(posterior, plan):
+    """Return the exact law of the chain of a plan, as the library computes it."""
     return posterior.law(
         plan.step_size,
         plan.weight_received,

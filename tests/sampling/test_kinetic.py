@@ -19,9 +19,9 @@ from .kinetic_tools import (
     CHAINS,
     five_parts,
     ill_conditioned,
+    kinetic_plan,
     law_by_parts,
     law_of,
-    make,
 )
 from .test_sampling import LIMIT, unclipped, z_scores
 
@@ -43,7 +43,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_chains_follow_the_exact_law(posterior, case):
-    plan = make(posterior, **case)
+    plan = kinetic_plan(posterior, **case)
     if "loss" in case:
         assert 0 < plan.active_devices.min() < posterior.devices
     law = law_of(posterior, plan)
@@ -62,7 +62,7 @@ def test_chains_follow_the_exact_law(posterior, case):
 
 
 def test_one_percent_too_much_noise_is_noticed(posterior):
-    plan = make(posterior, factor=1.0, init="zero")
+    plan = kinetic_plan(posterior, factor=1.0, init="zero")
     trace = wflmc.sample(
         jax.random.key(3),
         posterior,
@@ -94,7 +94,7 @@ def test_samples_have_the_right_variance_whatever_the_step(step, friction):
 
 
 def test_where_gradients_are_asked_for_the_variance_is_too_large(six_devices):
-    plan = make(six_devices, factor=1.0, step=1.5, burn_in=400)
+    plan = kinetic_plan(six_devices, factor=1.0, step=1.5, burn_in=400)
     h, m = plan.step_size[0], six_devices.dim
     covariance = np.eye(2 * m)
     for s in range(len(plan.rounds)):
@@ -118,7 +118,7 @@ def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(
     six_devices, friction
 ):
     """a = (K/K_a)² h²/(4 tanh(γ_f h/2)), and with less power there is too much noise."""
-    plan = make(six_devices, factor=1.0, friction=friction)
+    plan = kinetic_plan(six_devices, factor=1.0, friction=friction)
     h = plan.step_size[0]
     decay = np.exp(-plan.dynamics.friction * plan.step_size[0])
     a = h**2 / (4 * np.tanh(plan.dynamics.friction * h / 2))
@@ -127,11 +127,13 @@ def test_at_the_cap_the_channel_is_all_the_noise_that_sampling_needs(
     assert np.all(plan.limit == 0)  # lmc-limited
     np.testing.assert_allclose(plan.noise_variance, 1 - decay**2, rtol=1e-12)
     for factor, excess in ((1.0, 0.0), (0.8, 0.25), (4.0, 0.0)):
-        scaled = make(six_devices, factor=factor, friction=friction)
+        scaled = kinetic_plan(six_devices, factor=factor, friction=friction)
         np.testing.assert_allclose(
             scaled.excess_noise, excess * (1 - decay**2), rtol=1e-9, atol=1e-12
         )
-    silent = make(six_devices, "no-dp", friction=friction, loss=[1e9] * 3 + [1e-15] * 3)
+    silent = kinetic_plan(
+        six_devices, "no-dp", friction=friction, loss=[1e9] * 3 + [1e-15] * 3
+    )
     assert np.all(silent.active_devices == 3)
     np.testing.assert_allclose(silent.gain**2 / silent.noise_power, 4 * a, rtol=1e-12)
 
@@ -140,7 +142,7 @@ def test_at_the_cap_simulated_chains_have_the_posterior_without_any_other_noise(
     six_devices,
 ):
     for factor, exact in ((1.0, True), (0.8, False)):
-        plan = make(six_devices, factor=factor, burn_in=40)
+        plan = kinetic_plan(six_devices, factor=factor, burn_in=40)
         assert not plan.server_noise.any()
         theta = wflmc.sample(
             jax.random.key(5), six_devices, unclipped(plan), CHAINS
@@ -150,10 +152,10 @@ def test_at_the_cap_simulated_chains_have_the_posterior_without_any_other_noise(
 
 
 def test_above_the_cap_the_server_adds_the_rest(posterior):
-    plan = make(posterior, factor=4.0)
+    plan = kinetic_plan(posterior, factor=4.0)
     np.testing.assert_allclose(plan.server_noise, 0.75 * plan.langevin_noise, rtol=1e-9)
     np.testing.assert_allclose(plan.noise_variance, plan.langevin_noise, rtol=1e-12)
-    loud = audit.above_cap(make(posterior, "equal"), 3.0)
+    loud = audit.above_cap(kinetic_plan(posterior, "equal"), 3.0)
     np.testing.assert_allclose(loud.noise_variance, loud.langevin_noise, rtol=1e-12)
     np.testing.assert_allclose(
         loud.server_noise, (1 - 1 / 9) * loud.langevin_noise, rtol=1e-9
@@ -236,7 +238,7 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
 
 
 def test_the_response_is_the_law(small):
-    plan = make(small, "equal", step=1.2, burn_in=5, samples=7, csi_error=0.1)
+    plan = kinetic_plan(small, "equal", step=1.2, burn_in=5, samples=7, csi_error=0.1)
     law = law_of(small, plan)
     response = small.response(plan.motion, plan.burn_in)
     assert response.effect.shape == (7, 12, 3, 3)
@@ -259,7 +261,7 @@ def test_power_optimal_for_the_exact_law(small):
     """Better than equal parts, within budgets, and proven."""
     settings = {"step": 1.2, "burn_in": 12, "samples": 9}
     best, equal = (
-        make(small, power, objective="exact", **settings)
+        kinetic_plan(small, power, objective="exact", **settings)
         for power in ("optimized", "equal")
     )
     exact = [wflmc.exact_w2_sq(small, plan)[12:].max() for plan in (best, equal)]
@@ -272,7 +274,7 @@ def test_power_optimal_for_the_exact_law(small):
 
 
 def test_effective_sample_size_of_kinetic_chains(small):
-    plan = make(small, factor=1.0, step=1.2, burn_in=12, samples=9)
+    plan = kinetic_plan(small, factor=1.0, step=1.2, burn_in=12, samples=9)
     expected = wflmc.evaluation.exact_ess(small, plan)
     theta = wflmc.sample(jax.random.key(8), small, plan, CHAINS).theta.mean(1)
     variance_ratio = np.diagonal(small.covariance) / theta.var(0, ddof=1)
@@ -282,7 +284,7 @@ def test_effective_sample_size_of_kinetic_chains(small):
 def test_the_rate_is_that_of_the_slowest_mode():
     posterior = ill_conditioned()
     for step, friction in ((0.3, 0.5), (1.0, 2.0), (1.9, 2.0), (1.99, 300.0)):
-        plan = make(posterior, factor=1.0, step=step, friction=friction)
+        plan = kinetic_plan(posterior, factor=1.0, step=step, friction=friction)
         matrix, _, _ = five_parts(plan, posterior, 0)
         assert plan.gamma == pytest.approx(
             np.abs(np.linalg.eigvals(matrix)).max(), rel=1e-9

@@ -17,12 +17,12 @@ from wflmc.sampling import Execution, Start, chunks, kernel
 from wflmc.support.errors import OverspendError
 
 from ..error_tools import codes_of, raises_input_error
-from .kinetic_tools import ill_conditioned, make
+from .kinetic_tools import ill_conditioned, kinetic_plan
 
 
 def test_a_round_written_out(small):
     """By hand from what was received, with clipping, and the noise that overdamped chains have too."""
-    plan = make(small, "no-dp", privacy=wflmc.Privacy(clip=5.0))
+    plan = kinetic_plan(small, "no-dp", privacy=wflmc.Privacy(clip=5.0))
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
     after, info = run.step(jax.random.key(5), state)
@@ -54,7 +54,7 @@ def test_a_round_written_out(small):
 
 
 def test_runner_is_the_kernel_in_a_loop(small):
-    plan = make(small, "equal", burn_in=4, samples=6)
+    plan = kinetic_plan(small, "equal", burn_in=4, samples=6)
     key = jax.random.key(9)
     named = wflmc.support.keys.named
     fold = jax.random.fold_in
@@ -78,7 +78,7 @@ def test_runner_is_the_kernel_in_a_loop(small):
 
 def test_plans_in_a_batch_are_plans_on_their_own(small):
     plans = [
-        make(small, "equal", friction=friction, samples=4)
+        kinetic_plan(small, "equal", friction=friction, samples=4)
         for friction in (0.5, 2.0, 8.0)
     ]
     together = wflmc.sample(jax.random.key(1), small, plans)
@@ -114,7 +114,7 @@ class StoppedError(Exception):
 def test_stopped_and_resumed_is_as_if_never_stopped(
     six_devices, tmp_path, monkeypatch, memory
 ):
-    plan = make(six_devices, "equal", burn_in=13, samples=20)
+    plan = kinetic_plan(six_devices, "equal", burn_in=13, samples=20)
     monkeypatch.setattr(chunks, "BLOCK_WORK", 8 * 9 * six_devices.work())
     arguments = (jax.random.key(1), six_devices, plan, 9)
     whole = wflmc.sample(*arguments, execution=Execution(memory=memory))
@@ -139,7 +139,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(
 
 
 def test_rounds_that_fill_up_the_last_block_move_no_chain(six_devices, monkeypatch):
-    plan = make(six_devices, "equal", burn_in=3, samples=10)
+    plan = kinetic_plan(six_devices, "equal", burn_in=3, samples=10)
     whole = wflmc.sample(jax.random.key(1), six_devices, plan, 4)
     # Blocks of five rounds, the last of three.
     monkeypatch.setattr(chunks, "BLOCK_WORK", 5 * 4 * six_devices.work())
@@ -149,14 +149,14 @@ def test_rounds_that_fill_up_the_last_block_move_no_chain(six_devices, monkeypat
 
 
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(six_devices):
-    plan = make(six_devices, "equal", burn_in=3, samples=20)
+    plan = kinetic_plan(six_devices, "equal", burn_in=3, samples=20)
     whole = wflmc.sample(jax.random.key(1), six_devices, plan, 5)
     begun = wflmc.sample(
         jax.random.key(1), six_devices, plan.from_round(0), 5, keep_burn_in=True
     )
     np.testing.assert_allclose(begun.theta, whole.theta, rtol=1e-4, atol=1e-5)
-    short = make(six_devices, factor=0.1, burn_in=3, samples=9)
-    long = make(six_devices, factor=0.1, burn_in=3, samples=20)
+    short = kinetic_plan(six_devices, factor=0.1, burn_in=3, samples=9)
+    long = kinetic_plan(six_devices, factor=0.1, burn_in=3, samples=20)
     first = wflmc.sample(jax.random.key(1), six_devices, short, 5)
     where = Start(first.theta[:, -1], first.velocity)
     rest = long.from_round(12)
@@ -228,7 +228,7 @@ def test_every_round_costs_what_an_overdamped_one_of_this_gain_does(
 
 
 def test_an_audit_holds_and_finds_what_is_wrong(six_devices, monkeypatch):
-    plan = make(
+    plan = kinetic_plan(
         six_devices, "equal", loss=np.ones(6), privacy=wflmc.Privacy(8, 0.01, 30)
     )
     report = audit.audit(jax.random.key(0), plan, six_devices, trials=20_000)
@@ -248,7 +248,7 @@ def test_an_audit_holds_and_finds_what_is_wrong(six_devices, monkeypatch):
 
 
 def test_stats_say_how_much_noise_is_too_much(six_devices):
-    plan = make(six_devices, factor=0.5, samples=3)
+    plan = kinetic_plan(six_devices, factor=0.5, samples=3)
     groups = wflmc.sample(jax.random.key(0), six_devices, plan, 4).to_arviz()
     stats = groups["sample_stats"]
     decay = np.exp(-plan.dynamics.friction * plan.step_size[0])
@@ -258,30 +258,30 @@ def test_stats_say_how_much_noise_is_too_much(six_devices):
 
 def test_what_cannot_be_is_refused(six_devices):
     with raises_input_error("step_size", "2/√L", section="sampler"):
-        make(six_devices, factor=1.0, step=2.0)
+        kinetic_plan(six_devices, factor=1.0, step=2.0)
     with raises_input_error("friction", section="sampler"):
-        make(six_devices, factor=1.0, friction=0.0)
+        kinetic_plan(six_devices, factor=1.0, friction=0.0)
     with raises_input_error("friction", section="sampler"):
-        make(six_devices, factor=1.0, friction=np.inf)
+        kinetic_plan(six_devices, factor=1.0, friction=np.inf)
     with raises_input_error("step_size", "friction", section="sampler"):
-        make(six_devices, factor=1.0, step=1e-13)
+        kinetic_plan(six_devices, factor=1.0, step=1e-13)
     with raises_input_error("dynamics", section="sampler", value="ballistic"):
-        make(six_devices, factor=1.0, dynamics="ballistic")
+        kinetic_plan(six_devices, factor=1.0, dynamics="ballistic")
     for objective in ("worst", "average"):
         with raises_input_error("objective", "exact", "kinetic", value=objective):
-            make(six_devices, "optimized", objective=objective)
-    make(six_devices, factor=1.0, step=1.99)
+            kinetic_plan(six_devices, "optimized", objective=objective)
+    kinetic_plan(six_devices, factor=1.0, step=1.99)
 
 
 def test_plans_warn_of_useless_friction_and_of_unlike_devices(six_devices):
-    assert "unsuitable-friction" not in codes_of(make(six_devices, "equal"))
+    assert "unsuitable-friction" not in codes_of(kinetic_plan(six_devices, "equal"))
     for friction in (0.1, 21 * (six_devices.L / six_devices.mu) ** 0.5):
-        plan = make(six_devices, "equal", friction=friction)
+        plan = kinetic_plan(six_devices, "equal", friction=friction)
         assert "unsuitable-friction" in codes_of(plan)
     unlike = wflmc.gaussian_regression(
         jax.random.key(1), 4, examples=40, dim=3, partition="by-label"
     )
-    plan = make(unlike, "no-dp", step=1.95, loss=[1.0, 1e-12, 1e-12, 1e-12])
+    plan = kinetic_plan(unlike, "no-dp", step=1.95, loss=[1.0, 1e-12, 1e-12, 1e-12])
     heaviest = np.linalg.eigvalsh(np.tensordot(plan.weight[0], unlike.hessian, 1))[-1]
     warned = "expanding-rounds" in codes_of(plan)
     assert warned == (plan.step_size[0] ** 2 * heaviest > 4)
@@ -295,7 +295,7 @@ def test_a_pilot_finds_the_burn_in():
     burn_in = choose_burn_in(
         jax.random.key(0), posterior, step, 5000, kinetic(friction)
     )
-    plan = make(posterior, factor=1.0, step=1.0)
+    plan = kinetic_plan(posterior, factor=1.0, step=1.0)
     memory = -1 / np.log(plan.gamma)
     assert memory < burn_in < 10 * memory
     with raises_input_error("max_burn_in", section="sampler", value=10):

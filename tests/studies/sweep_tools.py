@@ -1,4 +1,6 @@
-"""Sweeps in a process of their own, whose workers can be killed in the middle of their work."""
+"""Sweeps in a process of their own, which stop after a number of points so that their
+workers can be killed.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +35,28 @@ main()
 
 
 class Held(NamedTuple):
-    """A sweep whose points are not finished while as many as `limit` says have been."""
+    """A running sweep of which only as many points finish as the file `limit` says."""
 
     process: Any
     cache: Path
     limit: Path
 
     def wait_for(self, count):
-        """Until so many points are done; an error if the command ends before."""
+        """Wait until so many points are in the cache; fail if the command ends
+        before.
+        """
         while cached_count(self.cache) < count:
             assert self.process.poll() is None, self.process.communicate()[1]
             time.sleep(0.02)
 
     def hold_at(self, count):
-        """Let points be finished until so many are."""
+        """Let points finish until there are so many."""
         part = self.limit.with_suffix(".part")
         part.write_text(str(count))
         part.replace(self.limit)
 
     def workers(self):
-        """The processes that compute for the command."""
+        """Return the ids of the processes that compute for the command."""
         numbers = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -69,7 +73,7 @@ class Held(NamedTuple):
 
 @contextmanager
 def held_sweep(cache, limit, *arguments):
-    """A sweep that is held after `limit` points."""
+    """Run `wflmc sweep` with these arguments, held after `limit` points."""
     file = cache.with_suffix(".limit")
     file.write_text(str(limit))
     command = ["-c", HELD, cache, file, "sweep", *arguments, "--cache", cache]
@@ -78,12 +82,12 @@ def held_sweep(cache, limit, *arguments):
 
 
 def cached_count(cache):
-    """How many points are done."""
+    """Return how many points are in the cache."""
     return len(list(Path(cache).rglob("*.json")))
 
 
 def wait_until_gone(pids):
-    """Until these processes have ended; an error if they do not."""
+    """Wait until these processes have ended; fail if they do not."""
     ends = time.monotonic() + PATIENCE
     while any(map(_alive, pids)):
         assert time.monotonic() < ends
