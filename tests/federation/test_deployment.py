@@ -321,11 +321,13 @@ def test_the_two_apps_draw_the_simulator_s_chains(folder, setting, capsys):
 def test_a_device_is_the_node_with_its_key(folder, setting):
     _known(folder, {FIRST: 0, FIRST + 1: 1})
     _serve(folder, _grid(folder))
-    assert all(
-        "2" in row["absent"]
+    absent = [
+        row["absent"]
         for row in read_log(folder / "server")
         if setting[2].plan.weight[row["round"], 2]
-    )
+    ]
+    assert absent
+    assert all("2" in devices for devices in absent)
     assert not any(line["loss"][2] for line in _losses(folder))
 
 

@@ -62,8 +62,12 @@ def test_docstring_examples(name):
 
 
 def test_pins_name_versions_and_nothing_else():
-    for path in (ROOT / "constraints").glob("*.txt"):
-        for line in path.read_text().splitlines():
+    paths = list((ROOT / "constraints").glob("*.txt"))
+    assert paths
+    for path in paths:
+        lines = path.read_text().splitlines()
+        assert lines, path
+        for line in lines:
             assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
 
 

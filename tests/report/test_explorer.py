@@ -314,6 +314,7 @@ def test_mistakes_are_said_at_the_control_and_the_last_picture_stays(tour):
 
 def test_pictures_are_drawn_and_can_be_clicked(tour):
     assert min(tour.traces) >= 3
+    assert tour.buttons
     assert not [
         title
         for title in tour.buttons

@@ -391,7 +391,8 @@ def test_more_rounds_pay_attention_to_what_others_have_spent(tmp_path, call):
     code, _, err = call("run", "--resume", folder, "--more", "100")
     assert np.max(spent_in(people)) <= BUDGET * (1 + 1e-9)
     assert not (folder / ".checkpoint").exists()
-    assert code == 0 or names_key(err, "--more", "budget")
+    assert code == 2
+    assert names_key(err, "--more", "budget")
 
 
 def test_burn_in_is_kept_on_request_also_when_rounds_are_added(tmp_path, call):
