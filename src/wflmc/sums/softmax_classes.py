@@ -337,8 +337,14 @@ def _sum_steps(
         term = of_step(_slice_rows(by_step, first_step + index, 1), inputs)
         return plus(total, term) if isinstance(total, Pair) else total + term, None
 
-    first = of_step(_slice_rows(by_step, first_step, 1), inputs)
-    total, _ = jax.lax.scan(add, first, jnp.arange(1, step_count))
+    # From zero, and not from the first step: XLA would compute a step outside of the
+    # loop at the same time as one inside, in threads that wait for each other longer
+    # than a step takes.
+    of_first_step = jax.eval_shape(of_step, _slice_rows(by_step, first_step, 1), inputs)
+    zero: Total = jax.tree.map(
+        lambda values: jnp.zeros(values.shape, values.dtype), of_first_step
+    )
+    total, _ = jax.lax.scan(add, zero, jnp.arange(step_count))
     return total
 
 
