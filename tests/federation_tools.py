@@ -88,14 +88,14 @@ class Federation(NamedTuple):
 
 
 def make_federation(
-    folder: Path, changes: dict[str, Any] | None = None, **how: Any
+    folder: Path, changes: dict[str, Any] | None = None, **options: Any
 ) -> Federation:
     """Write and return a federation of the small scenario.
 
     Args:
         folder: of the federation's files.
         changes: of the scenario, by dotted keys.
-        **how: keywords of `federated_plan` and `make_job`, such as `noise`.
+        **options: keywords of `federated_plan` and `make_job`, such as `noise`.
     """
     content = {section: dict(values) for section, values in SCENARIO.items()}
     for key, value in (changes or {}).items():
@@ -103,10 +103,10 @@ def make_federation(
         content.setdefault(section, {})[name] = value
     scenario = validate(content)
     inputs = build(scenario)
-    plan = federated_plan(scenario, inputs, **how)
+    plan = federated_plan(scenario, inputs, **options)
     key = jax.random.key(scenario.sampler.seed)
     chains = scenario.sampler.chains
-    job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **how)
+    job = make_job(key, inputs.posterior, inputs.link, plan, chains=chains, **options)
     write_federation(folder, scenario, inputs, job)
     return Federation(scenario, inputs, job, folder)
 
@@ -215,7 +215,7 @@ class LocalGrid(Grid):
         """The run that this grid serves."""
         return None
 
-    def create_message(self, *args: Any, **how: Any) -> Message:
+    def create_message(self, *args: Any, **options: Any) -> Message:
         """Refuse: the transport makes its messages itself."""
         raise AssertionError("the transport makes its messages itself")
 

@@ -25,9 +25,11 @@ def folded(key, *names):
 def test_sub_keys_on_the_host_are_those_of_jax(seed, first, second):
     key = jax.random.key(seed)
     assert seeded(seed) == key
-    wanted = folded(key, first, second)
-    assert named(named(key, first), second) == wanted
-    generator = np.random.default_rng(np.asarray(jax.random.key_data(wanted)).tolist())
+    expected = folded(key, first, second)
+    assert named(named(key, first), second) == expected
+    generator = np.random.default_rng(
+        np.asarray(jax.random.key_data(expected)).tolist()
+    )
     drawn = generator.integers(2**62, size=3)
     np.testing.assert_array_equal(
         host_generator(seeded(seed), first, second).integers(2**62, size=3), drawn

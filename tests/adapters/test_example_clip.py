@@ -128,13 +128,15 @@ def test_no_example_changes_the_clip_by_way_of_the_coordinates(posterior, epsilo
     features[0] = 1e3
     changed = Y.copy()
     changed[0] = 1e6
-    how = {
+    options = {
         "initial": np.zeros(M),
         "devices": 4,
         "partition": "blocks",
         "preconditioner": "laplace",
     }
-    other = wflmc.posterior_from(log_likelihood, log_prior, (features, changed), **how)
+    other = wflmc.posterior_from(
+        log_likelihood, log_prior, (features, changed), **options
+    )
     assert not np.array_equal(other.coordinates.centre, posterior.coordinates.centre)
     short = {"step_size": 0.1, "burn_in": 2, "samples": 2}
     plans = [

@@ -95,8 +95,8 @@ def log_prior(theta):
 
 def custom(data, preconditioner):
     examples = data["x"], data["y"], data["group"]
-    how = {"initial": np.zeros(3), "devices": 3, "preconditioner": preconditioner}
-    return wflmc.posterior_from(log_likelihood, log_prior, examples, **how)
+    options = {"initial": np.zeros(3), "devices": 3, "preconditioner": preconditioner}
+    return wflmc.posterior_from(log_likelihood, log_prior, examples, **options)
 
 
 def test_a_model_is_the_same_in_a_process_of_float64(float64_switched_on):

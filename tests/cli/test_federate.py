@@ -142,9 +142,9 @@ def test_noise_by_the_devices_costs_a_device_as_often_as_there_are_shares(
     summary = strict(out)
     plan = json.loads((tmp_path / "yes" / "plan.json").read_text())
     # The loss of a gradient of norm 30, the clip, in noise N0 = 1.
-    wanted = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
+    expected = 4 * 2 * np.sum((np.array(plan["gain"]) * 30.0) ** 2)
     np.testing.assert_allclose(
-        summary["ledger"]["spent"], np.full(4, wanted), rtol=1e-9
+        summary["ledger"]["spent"], np.full(4, expected), rtol=1e-9
     )
     np.testing.assert_allclose(
         plan["privacy"]["spent"], summary["ledger"]["spent"], rtol=1e-9

@@ -19,7 +19,7 @@ from ..error_tools import names_key
 CLOSED = ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5")
 # Figure 6 with all its experiments has a test of its own below.
 SAMPLED = ("fig6", "fig7") if FULL else ()
-FEW = str(count(2, 3))
+FEW_EXPERIMENTS = str(count(2, 3))
 SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
 
 
@@ -93,7 +93,8 @@ def test_other_data_are_no_reproach_to_the_paper(call, tmp_path):
     assert "nan" not in (tmp_path / "out" / "claims.json").read_text()
 
 
-LONG, EXPERIMENTS = (["fig7"], 100) if FULL else ([], 40)
+LONG_FIGURES = ["fig7"] if FULL else []
+EXPERIMENTS = count(40, 100)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def paper_figures(tmp_path_factory):
         "wflmc",
         "reproduce",
         "fig6",
-        *LONG,
+        *LONG_FIGURES,
         *options,
         "--json",
     ]
@@ -165,7 +166,15 @@ def test_figure_7_as_in_the_paper(paper_figures):
 
 
 def start(folder, cache):
-    command = [sys.executable, "-m", "wflmc", "reproduce", "fig6", "--experiments", FEW]
+    command = [
+        sys.executable,
+        "-m",
+        "wflmc",
+        "reproduce",
+        "fig6",
+        "--experiments",
+        FEW_EXPERIMENTS,
+    ]
     return subprocess.Popen(
         [*command, "--out", str(folder), "--cache", str(cache)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "PYTHONWARNINGS": "ignore"},
@@ -199,7 +208,10 @@ def test_killed_at_any_moment_and_started_again(call, tmp_path):
     # None was computed again.
     assert all(path.stat().st_mtime_ns == when for path, when in written.items())
     undisturbed = ["--out", tmp_path / "first", "--cache", tmp_path / "other"]
-    assert call("reproduce", "fig6", "--experiments", FEW, *undisturbed)[0] == 0
+    assert (
+        call("reproduce", "fig6", "--experiments", FEW_EXPERIMENTS, *undisturbed)[0]
+        == 0
+    )
     for table in ("fig6.csv", "fig6_exact.csv", "fig6_floor.csv"):
         texts = {(tmp_path / name / table).read_bytes() for name in (*names, "first")}
         assert len(texts) == 1

@@ -96,8 +96,8 @@ def test_chains_at_once_and_reliability():
     y = random_case(0)[1]
     together = calibration(np.stack(cases), y)
     for c, p in enumerate(cases):
-        for values, wanted in zip(together, calibration(p, y), strict=True):
-            np.testing.assert_allclose(values[c], wanted, rtol=1e-12)
+        for values, expected in zip(together, calibration(p, y), strict=True):
+            np.testing.assert_allclose(values[c], expected, rtol=1e-12)
     merged = reliability(together)
     pooled = calibration(np.concatenate(cases), np.tile(y, 3))
     np.testing.assert_allclose(merged["share"], pooled.bin_fraction)

@@ -151,11 +151,14 @@ def test_short_windows_and_single_rounds_give_the_same(name, monkeypatch):
 def test_chains_that_diverge_end_in_infinity(dynamics):
     """A public L that is far too small, and nothing is clipped; as long as it takes to overflow."""
     posterior = dataclasses.replace(GAUSSIAN, mu=0.5, L=1.0)
-    how = {"step_size": 1.9}
+    options = {"step_size": 1.9}
     if dynamics == "kinetic":
-        how = {"step_size": 1.9, "sampler": Sampler(dynamics="kinetic", friction=1.0)}
+        options = {
+            "step_size": 1.9,
+            "sampler": Sampler(dynamics="kinetic", friction=1.0),
+        }
     plan = wflmc.plan(
-        posterior, burn_in=100, samples=300, policy=Policy(power="noiseless"), **how
+        posterior, burn_in=100, samples=300, policy=Policy(power="noiseless"), **options
     )
     model = model_of(plan, posterior)
     actual = forecast(plan, model)

@@ -332,9 +332,9 @@ def test_warnings_give_no_advice():
 @pytest.mark.parametrize("name", ["overdamped", "kinetic"])
 def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
     fair = wflmc.gaussian_regression(jax.random.key(1), devices=5, examples=43, dim=3)
-    how = {"step_size": 0.4 / (fair.mu + fair.L)}
+    options = {"step_size": 0.4 / (fair.mu + fair.L)}
     if name == "kinetic":
-        how = {
+        options = {
             "step_size": fair.L**-0.5,
             "dynamics": "kinetic",
             "friction": 2 * fair.mu**0.5,
@@ -346,7 +346,7 @@ def test_the_forecast_is_the_exact_law_where_nothing_is_clipped(name, small):
             posterior,
             link,
             wflmc.Privacy(8, 0.01, 30),
-            **grouped(burn_in=9, samples=7, schedule="all", **how),
+            **grouped(burn_in=9, samples=7, schedule="all", **options),
         )
         actual = forecast(plan, model_of(plan, posterior), clipping=False)
         size = np.trace(posterior.exact.covariance)
@@ -434,9 +434,13 @@ def test_advice_from_python():
     posterior = as_own(gaussian)
     link = wflmc.Link(channel.static(0.01), snr_db=10)
     privacy = wflmc.Privacy(clip=60)
-    how = {"step_size": 0.4 / (gaussian.mu + gaussian.L), "burn_in": 20, "samples": 20}
+    options = {
+        "step_size": 0.4 / (gaussian.mu + gaussian.L),
+        "burn_in": 20,
+        "samples": 20,
+    }
     for model in (posterior, gaussian):
-        first = wflmc.advise(model, link, privacy, **grouped(**how))[0]
+        first = wflmc.advise(model, link, privacy, **grouped(**options))[0]
         assert isinstance(first, Cause)
         assert (first.cause, first.change.direction) == (
             "channel noise",
@@ -444,7 +448,10 @@ def test_advice_from_python():
         )
         assert f"Try {first.change.key} = " in str(first)
     causes = wflmc.advise(
-        gaussian, wflmc.Link(channel.static(0.01), snr_db=60), privacy, **grouped(**how)
+        gaussian,
+        wflmc.Link(channel.static(0.01), snr_db=60),
+        privacy,
+        **grouped(**options),
     )
     assert [cause.cause for cause in causes] == [TOO_FEW_DRAWS]
     assert "draws of a chain are worth" in str(causes[0])
@@ -508,14 +515,14 @@ def test_chains_that_diverge_are_not_taken_for_good_ones():
     posterior = dataclasses.replace(
         wflmc.gaussian_regression(jax.random.key(0), 5, examples=100), mu=1.0, L=20.0
     )
-    how = {
+    options = {
         "step_size": 0.08,
         "burn_in": 100,
         "samples": 100,
         "policy": wflmc.Policy(power="noiseless"),
     }
     first, *_ = wflmc.advise(
-        posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **how
+        posterior, wflmc.Link(channel.static()), wflmc.Privacy(clip=10), **options
     )
     assert (first.cause, first.change.key, first.change.direction) == (
         "step size too large",
@@ -528,23 +535,23 @@ def test_chains_that_diverge_are_not_taken_for_good_ones():
 def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times):
     """A later change is tried on top of those before it."""
     link = wflmc.Link(channel.rayleigh(0.01), snr_db=30)
-    how = {
+    options = {
         "step_size": times / (posterior.mu + posterior.L),
         "burn_in": 50,
         "samples": 50,
     }
-    causes = wflmc.advise(posterior, link, wflmc.Privacy(15, 0.01, clip), **how)
+    causes = wflmc.advise(posterior, link, wflmc.Privacy(15, 0.01, clip), **options)
     changes = [cause.change for cause in causes if cause.change is not None]
     assert [change.follows_another for change in changes] == [False, True, True][
         : len(changes)
     ]
     reached = []
-    settings = {"clip": clip, **how}
+    settings = {"clip": clip, **options}
     for change in changes:
         settings |= {change.key.partition(".")[2]: change.value}
         privacy = wflmc.Privacy(15, 0.01, settings["clip"])
         plan = wflmc.plan(
-            posterior, link, privacy, **{name: settings[name] for name in how}
+            posterior, link, privacy, **{name: settings[name] for name in options}
         )
         reached.append(score(posterior, chains(posterior, plan, 100)[0]))
     assert reached

@@ -58,14 +58,14 @@ def test_draws_from_the_posterior_score_as_its_exact_predictive(data, posterior)
     )
     scores = regression_scores(posterior, theta, X, y)
     wide = np.sqrt(1 + np.einsum("nd,de,ne->n", u, law.covariance, u))
-    for values, wanted in (
+    for values, expected in (
         (scores.nll, -norm.logpdf(y, u @ law.mean, wide).mean()),
         (scores.rmse, np.sqrt(np.mean((u @ law.mean - y) ** 2))),
     ):
         # Four standard errors, and the bias of a log.
         assert (
-            abs(values.mean() - wanted)
-            < 4 * values.std() / chains**0.5 + wanted / draws
+            abs(values.mean() - expected)
+            < 4 * values.std() / chains**0.5 + expected / draws
         )
 
 

@@ -204,12 +204,12 @@ def test_update_and_ledger_follow_those_who_sent(tmp_path: Path) -> None:
     server = federation.server()
     serve(server, absent_in(pattern, devices))
     sent = pattern & (federation.job.plan.weight > 0)
-    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)
+    expected = expected_chain(federation.job, federation.inputs.posterior, sent)
     actual = np.asarray(trace_of(server).theta).swapaxes(0, 1)
-    np.testing.assert_allclose(actual, wanted[3:], atol=ROUNDING)
+    np.testing.assert_allclose(actual, expected[3:], atol=ROUNDING)
     assert (
         np.abs(
-            wanted
+            expected
             - expected_chain(
                 federation.job,
                 federation.inputs.posterior,
@@ -234,11 +234,11 @@ def test_all_present_is_what_the_formulas_say(tmp_path: Path) -> None:
     federation = make_federation(tmp_path)
     server = federation.server()
     run_on_grid(server, federation.app())
-    wanted = expected_chain(
+    expected = expected_chain(
         federation.job, federation.inputs.posterior, federation.job.plan.weight > 0
     )[3:]
     np.testing.assert_allclose(
-        np.asarray(trace_of(server).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+        np.asarray(trace_of(server).theta).swapaxes(0, 1), expected, atol=ROUNDING
     )
 
 
@@ -394,9 +394,9 @@ def test_a_round_that_is_paid_for_is_lost_where_a_sender_is_gone(
         again.ledger.spent, (federation.job.plan.loss * sent).sum(0)
     )
     sent[0] = False
-    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
+    expected = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
     np.testing.assert_allclose(
-        np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+        np.asarray(trace_of(again).theta).swapaxes(0, 1), expected, atol=ROUNDING
     )
     first = read_log(again.folder)[0]
     assert first["sent"] == 0
@@ -460,9 +460,9 @@ def test_a_round_that_is_paid_for_is_asked_of_nobody_else(tmp_path: Path) -> Non
     np.testing.assert_allclose(
         again.ledger.spent, (federation.job.plan.loss * sent).sum(0), rtol=1e-12
     )
-    wanted = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
+    expected = expected_chain(federation.job, federation.inputs.posterior, sent)[3:]
     np.testing.assert_allclose(
-        np.asarray(trace_of(again).theta).swapaxes(0, 1), wanted, atol=ROUNDING
+        np.asarray(trace_of(again).theta).swapaxes(0, 1), expected, atol=ROUNDING
     )
 
 
@@ -691,12 +691,14 @@ def _jobs() -> list[Job]:
         from wflmc.apps.federation.job import federated_plan
         from wflmc.scenario import build, validate
 
-        for how in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):
-            power = "noiseless-dp" if how else "optimized"
+        for options in ({}, {"noise": "devices"}, {"noise": "devices", "tolerate": 2}):
+            power = "noiseless-dp" if options else "optimized"
             scenario = validate({**SCENARIO, "policy": {"power": power}})
             inputs = build(scenario)
-            plan = federated_plan(scenario, inputs, **how)
+            plan = federated_plan(scenario, inputs, **options)
             _MADE.append(
-                make_job(jax.random.key(0), inputs.posterior, inputs.link, plan, **how)
+                make_job(
+                    jax.random.key(0), inputs.posterior, inputs.link, plan, **options
+                )
             )
     return _MADE

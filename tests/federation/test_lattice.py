@@ -46,10 +46,10 @@ def test_draws_have_the_probabilities_of_the_discrete_gaussian(
     values, chance = probabilities(scale)
     common = values[chance * size > 8]
     counts = [np.sum(draws == value) for value in common]
-    wanted = chance[chance * size > 8] * size
+    expected = chance[chance * size > 8] * size
     assert (
         stats.chisquare(
-            [*counts, size - sum(counts)], [*wanted, size - wanted.sum()]
+            [*counts, size - sum(counts)], [*expected, size - expected.sum()]
         ).pvalue
         > 1e-4
     )

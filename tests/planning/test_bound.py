@@ -201,9 +201,9 @@ def test_the_printed_bound_fails_and_the_corrected_one_holds(posterior):
 
 
 def test_how_far_the_printed_bound_fails_on_the_authors_data(paper_posterior):
-    wanted = (0.401, 1.918, 0.482)
+    expected = (0.401, 1.918, 0.482)
     np.testing.assert_allclose(
-        printed_and_corrected(paper_posterior), wanted, atol=5e-4
+        printed_and_corrected(paper_posterior), expected, atol=5e-4
     )
 
 

@@ -98,8 +98,8 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, 
         own.on_accelerator(3, 1e9, by_example),
         replace(own, block=1).on_accelerator(3, 1.0, by_example),
     ):
-        for actual, wanted in zip(of(mine), sums, strict=True):
-            np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
+        for actual, expected in zip(of(mine), sums, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
@@ -117,10 +117,10 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
         assert blocked.example_block == 3
         assert jax.tree.leaves(blocked.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
-        for actual, wanted in zip(
+        for actual, expected in zip(
             clipped_sum(blocked, *arguments, *record_arguments), whole, strict=True
         ):
-            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -136,8 +136,8 @@ def test_gradients_norms_and_single_devices(name):
     ones = jnp.ones(1)
     for index in (0, known.devices - 1):
         actual = clipped_sum(own.device(index), theta[0], ones, 5 * ones)
-        wanted = clipped_sum(known.device(index), theta[0], ones, 5 * ones)
-        np.testing.assert_allclose(actual[0], wanted[0], rtol=1e-4, atol=1e-4)
+        expected = clipped_sum(known.device(index), theta[0], ones, 5 * ones)
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_estimates_are_the_hessians_eigenvalues():
@@ -475,14 +475,16 @@ def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_ar
     known = wflmc.gaussian_regression(KEY, devices=10, X=X, y=y, partition="blocks")
     own = as_own(known, initial_std=1.0)
     privacy = wflmc.Privacy(8, 1e-3, clip=20)
-    how = {
+    options = {
         "step_size": 0.4 / (known.mu + known.L),
         "burn_in": 20,
         "samples": 5,
         "policy": wflmc.Policy(objective="exact"),
     }
     plans = [
-        wflmc.plan(model, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **how)
+        wflmc.plan(
+            model, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **options
+        )
         for model in (known, own)
     ]
     assert plans[1].objective == pytest.approx(plans[0].objective, rel=1e-3)
@@ -533,7 +535,7 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
             )
             records.append(record_gradients[np.isfinite(record_gradients).all(1)])
         prior_share = 2 * position / 4
-        wanted = reference.record_clipped_sum(
+        expected = reference.record_clipped_sum(
             records, prior_share, weight=weight, clip=clip, example_clip=most
         )
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

@@ -71,8 +71,8 @@ def test_as_many_classes_as_labels(data, counted, names):
     assert posterior.digest == reference.digest
     assert posterior.L == reference.L
     scores = wflmc.evaluate(trace, posterior, test=(X, y)).scores
-    wanted = wflmc.evaluate(trace, reference, test=(X, classes)).scores
-    np.testing.assert_array_equal(scores.nll, wanted.nll)
+    expected = wflmc.evaluate(trace, reference, test=(X, classes)).scores
+    np.testing.assert_array_equal(scores.nll, expected.nll)
 
 
 def test_scores_of_sbfl(data, counted):
@@ -172,8 +172,8 @@ def test_files(call, tmp_path, data):
     )
     path.write_text(SCENARIO.format(data="d.npz"))
     summary = strict(call("run", path, "--out", tmp_path / "o", "--json")[1])
-    wanted = strict(call("run", path, "--set", "posterior.data=e.npz", "--json")[1])
-    assert summary["accuracy"] == wanted["accuracy"]
+    expected = strict(call("run", path, "--set", "posterior.data=e.npz", "--json")[1])
+    assert summary["accuracy"] == expected["accuracy"]
     assert call("report", tmp_path / "o")[0] == 0
     page = Page((tmp_path / "o" / "report.html").read_text()).text
     assert "3 classes (1, 2, 3)" in page

@@ -56,21 +56,21 @@ def test_gradients_are_those_of_the_written_out_cost(partition, devices):
     theta = jax.random.normal(jax.random.key(1), (posterior.dim,))
     held = held_by(posterior, X)
     np.testing.assert_array_equal(held.sum(1), posterior.sizes)
-    wanted = np.stack(
+    expected = np.stack(
         [
             gradient_of_cost(theta, X, y, rows, devices, 0.7)
             for rows in held.astype(float)
         ]
     )
-    np.testing.assert_allclose(gradients(posterior, theta), wanted, atol=2e-4)
+    np.testing.assert_allclose(gradients(posterior, theta), expected, atol=2e-4)
     weight = np.linspace(0, 2, devices) if devices > 1 else np.ones(1)
-    clip = np.full(devices, float(np.median(np.linalg.norm(wanted, axis=1))))
+    clip = np.full(devices, float(np.median(np.linalg.norm(expected, axis=1))))
     total, norm = clipped_sum(posterior, theta, jnp.asarray(weight), jnp.asarray(clip))
-    lengths = np.linalg.norm(wanted, axis=1)
-    clipped = reference.clip_vectors(wanted, clip)
+    lengths = np.linalg.norm(expected, axis=1)
+    clipped = reference.clip_vectors(expected, clip)
     np.testing.assert_allclose(norm, lengths, rtol=1e-4)
     np.testing.assert_allclose(
-        total, reference.device_clipped_sum(wanted, weight, clip), atol=5e-4
+        total, reference.device_clipped_sum(expected, weight, clip), atol=5e-4
     )
     for k in range(devices) if FULL else {0, devices - 1}:
         alone, _ = clipped_sum(
@@ -109,10 +109,10 @@ def test_gradients_of_logits_of_any_size(size, block):
         ],
         axis=-1,
     )
-    wanted = np.einsum("knd,kncx->kdcx", rows, residual)
+    expected = np.einsum("knd,kncx->kdcx", rows, residual)
     # A logit of float32 is off by some 2⁻²³ of its size, and a probability by a quarter of that.
     np.testing.assert_allclose(
-        actual, wanted, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20
+        actual, expected, atol=2e-5 + 5e-7 * min(np.abs(logits).max(), 40.0) * 20
     )
 
 
@@ -128,14 +128,14 @@ def test_chains_together_are_chains_one_by_one():
         posterior, theta, weight[0], clip[0]
     )
     for c in range(7):
-        for actual, wanted in zip(
+        for actual, expected in zip(
             together, clipped_sum(posterior, theta[c], weight[c], clip[c]), strict=True
         ):
-            np.testing.assert_allclose(actual[c], wanted, rtol=1e-4, atol=1e-4)
-        for actual, wanted in zip(
+            np.testing.assert_allclose(actual[c], expected, rtol=1e-4, atol=1e-4)
+        for actual, expected in zip(
             shared, clipped_sum(posterior, theta[c], weight[0], clip[0]), strict=True
         ):
-            np.testing.assert_allclose(actual[c], wanted, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(actual[c], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_chains_that_no_cache_holds_are_taken_some_at_a_time():
@@ -150,8 +150,8 @@ def test_chains_that_no_cache_holds_are_taken_some_at_a_time():
     )
     assert (sums.shape, norms.shape) == (theta.shape, (130, 3))
     for c in (0, 63, 64, 129):
-        wanted, lengths = clipped_sum(posterior, theta[c], weight, clip)
-        np.testing.assert_allclose(sums[c], wanted, rtol=1e-4, atol=1e-4)
+        expected, lengths = clipped_sum(posterior, theta[c], weight, clip)
+        np.testing.assert_allclose(sums[c], expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(norms[c], lengths, rtol=1e-4)
 
 
@@ -368,10 +368,10 @@ def test_a_posterior_for_each_chain(examples):
         stacked, theta
     )
     for c, posterior in enumerate(both):
-        for part, wanted in zip(
+        for part, expected in zip(
             actual, clipped_sum(posterior, theta[c], weight, clip), strict=True
         ):
-            np.testing.assert_allclose(part[c], wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(part[c], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_large_features_stay_float32_and_their_curvature_is_found_without_second_moments(
@@ -416,10 +416,10 @@ def test_norms_of_rows_that_are_known_change_nothing(rows):
     records = reference.softmax_record_gradients(theta, X, y, classes=4).reshape(
         2, rows, -1
     )
-    wanted = reference.record_clipped_sum(
+    expected = reference.record_clipped_sum(
         records, theta / 2, weight=weight, clip=clip, example_clip=example_clip
     )
     for actual in sums:
         np.testing.assert_allclose(
-            actual, wanted, rtol=2e-4, atol=2e-4 * np.abs(wanted).max()
+            actual, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max()
         )

@@ -134,7 +134,7 @@ def test_inverses(epsilon, delta, accountant):
 
 
 @given(epsilons, deltas)
-def test_exact_is_never_tighter_than_allowed_nor_looser_than_the_paper(epsilon, delta):
+def test_exact_budget_is_at_least_that_of_the_paper(epsilon, delta):
     assert privacy.budget(epsilon, delta) >= privacy.budget(epsilon, delta, "paper") * (
         1 - 1e-9
     )

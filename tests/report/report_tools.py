@@ -101,9 +101,9 @@ def check_in_browser(page, folder):
     the file is requested.
     """
     document, console, addresses = in_browser(page, folder)
-    wanted = page.count('<div class="plot"')
-    assert document.count('class="plot js-plotly-plot"') == wanted > 0
-    assert document.count('<svg class="main-svg"') >= wanted
+    expected = page.count('<div class="plot"')
+    assert document.count('class="plot js-plotly-plot"') == expected > 0
+    assert document.count('<svg class="main-svg"') >= expected
     assert 'data-title="Zoom"' in document
     assert 'data-title="Share chart' not in document  # which would upload it
     assert console == []

@@ -155,14 +155,14 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
     theta = jax.random.normal(jax.random.key(1), (5, posterior.dim))
     weight = jax.random.uniform(jax.random.key(2), (5, 7)).at[:, 3].set(0.0)
     clip = jnp.full((5, 7), 4.0)
-    wanted = clipped_sums(posterior, theta, weight, clip)
+    expected = clipped_sums(posterior, theta, weight, clip)
     unclipped = gradients(posterior, theta[0])
     if kind == "few rows":
         monkeypatch.setattr(softmax, "MAX_ROWS_OF_SHORT_DEVICE", 0)
         by_device = jax.jit(lambda p, *a: jax.vmap(p.clipped_sum)(*a))(
             posterior, theta, weight, clip
         )
-        for actual, sums in zip(by_device, wanted, strict=True):
+        for actual, sums in zip(by_device, expected, strict=True):
             np.testing.assert_allclose(actual, sums, rtol=1e-4, atol=1e-4)
         monkeypatch.undo()
     for block in (1, 2, 3, 4, 7) if FULL else (1, 3):
@@ -173,7 +173,7 @@ def test_blocks_of_devices_give_the_same_sums(cases, kind, monkeypatch):
         monkeypatch.undo()
         assert (ready.block, ready.devices) == (block, 7)
         for actual, sums in zip(
-            clipped_sums(ready, theta, weight, clip), wanted, strict=True
+            clipped_sums(ready, theta, weight, clip), expected, strict=True
         ):
             assert actual.shape == sums.shape
             np.testing.assert_allclose(actual, sums, rtol=1e-4, atol=1e-4)

@@ -206,12 +206,12 @@ def test_the_update_is_the_same_for_numpy_and_jax(dynamics):
     rounded = dynamics.step(
         single, jnp.asarray(received), noise=jnp.asarray(noise), **constants
     )
-    for wanted, actual in zip(
+    for expected, actual in zip(
         jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True
     ):
-        assert isinstance(wanted, np.ndarray)
+        assert isinstance(expected, np.ndarray)
         assert isinstance(actual, jax.Array)
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     ahead = dynamics.gradient_position(point, 0.3)
     np.testing.assert_allclose(
         ahead, position + 0.15 * velocity if dynamics.has_velocity else position

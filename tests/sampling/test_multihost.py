@@ -57,12 +57,12 @@ def test_two_hosts_sample_what_one_does(tmp_path):
             break
     assert not said
     example = load("multihost")
-    wanted = example.sampled(np.arange(example.CHAINS)).theta
+    expected = example.sampled(np.arange(example.CHAINS)).theta
     actual = np.load(tmp_path / "theta.npy")
     assert [np.load(tmp_path / f"part-{host}.npy").shape[0] for host in (0, 1)] == [
         6,
         6,
     ]
     # Other numbers of chains at a time may round otherwise in float32; wrong numbers of chains are far off.
-    np.testing.assert_allclose(actual, wanted, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
     assert np.abs(actual[:6] - actual[6:]).max() > 0.01

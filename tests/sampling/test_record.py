@@ -77,7 +77,7 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
     )
     clip = rng.uniform(1, 8, posterior.devices)
     example_clip = rng.uniform(0.2, 2, posterior.devices)
-    wanted = [
+    expected = [
         by_autodiff(
             likelihood, posterior, getattr(posterior, name), t, w, clip, example_clip
         )
@@ -96,7 +96,7 @@ def test_sums_are_those_of_vmapped_gradients(kind, monkeypatch):
             )
         )
         actual = jax.jit(sums)(theta.astype(np.float32), weight.astype(np.float32))
-        for place, (total, norms) in enumerate(wanted):
+        for place, (total, norms) in enumerate(expected):
             np.testing.assert_allclose(actual[0][place], total, rtol=2e-4, atol=2e-4)
             np.testing.assert_allclose(actual[1][place], norms, rtol=2e-4, atol=2e-4)
 
@@ -269,13 +269,13 @@ def test_blocks_that_are_filled_up_add_nothing(monkeypatch):
     posterior = wflmc.gaussian_regression(jax.random.key(0), devices=7, examples=70)
     theta = jnp.ones(posterior.dim)
     ones = jnp.ones(7)
-    wanted = clipped_sum(posterior, theta, ones, 30 * ones, example_clip=ones)
+    expected = clipped_sum(posterior, theta, ones, 30 * ones, example_clip=ones)
     ready = posterior.on_accelerator(1, 3 * posterior.working_bytes(1, True), True)
     assert ready.block * 3 > 7
     assert len(ready.hessian) > 7
     for actual, value in zip(
         clipped_sum(ready, theta, ones, 30 * ones, example_clip=ones),
-        wanted,
+        expected,
         strict=True,
     ):
         np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-4)

@@ -219,12 +219,12 @@ def test_a_file_says_where_it_comes_from_and_holds_no_data(uneven, tmp_path):
     traced(uneven[0]).save(tmp_path / "trace.nc", {"scenario": "[link]", "seed": 3})
     groups = arviz.from_netcdf(tmp_path / "trace.nc")
     assert groups_of(groups) == {"posterior", "sample_stats"}
-    wanted = {
+    expected = {
         "scenario": "[link]",
         "seed": 3,
         "inference_library_version": wflmc.__version__,
     }
-    assert wanted.items() <= groups.posterior.attrs.items()
+    assert expected.items() <= groups.posterior.attrs.items()
 
 
 @pytest.mark.parametrize(
@@ -503,12 +503,12 @@ def test_outcomes_of_evenly_spaced_draws(uneven, draws, chain, draw):
         )
         np.testing.assert_array_equal(group["chain"], chain)
         np.testing.assert_array_equal(group["draw"], draw)
-    wanted = (
+    expected = (
         uneven[0]
         .log_likelihood(trace.theta[chain][:, draw].reshape(-1, 4))
         .reshape(len(chain), len(draw), -1)
     )
-    np.testing.assert_allclose(groups.log_likelihood["y"], wanted)
+    np.testing.assert_allclose(groups.log_likelihood["y"], expected)
     assert groups.posterior["theta"].shape == (4, 5, 4)
 
 

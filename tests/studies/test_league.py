@@ -89,14 +89,14 @@ def test_choosing_looks_at_no_test_image(small, monkeypatch):
 
 
 def test_settings_are_there_for_every_row_and_among_the_candidates():
-    wanted = {
+    expected = {
         (where, name, e)
         for where in ("other", "descent")
         for name in PUBLIC_DATA_SET
         for e in EPSILONS
     }
-    wanted |= {("training", name, e) for name in PUBLIC_DATA_SET for e in (1.0, 3.0)}
-    assert set(CHOSEN) == wanted
+    expected |= {("training", name, e) for name in PUBLIC_DATA_SET for e in (1.0, 3.0)}
+    assert set(CHOSEN) == expected
     assert set(CHOSEN.values()) <= set(choosing.CANDIDATES)
 
 

@@ -137,13 +137,13 @@ def test_terms_add_up_to_the_formula(devices, size):
             )
             record = norm + 208 * products if short else norm
             arguments = (dim, sizes, clips, example_clips, 128 if short else 0)
-            wanted = transcribed(settings.device_norm_error, record, *arguments)
+            expected = transcribed(settings.device_norm_error, record, *arguments)
             try:
                 total = rounding_error(settings).total
             except InputError:
                 assert np.max(sizes * example_clips) > 2.0**58
                 continue
-            assert total == wanted
+            assert total == expected
             compared += 1
     assert compared > 200
 

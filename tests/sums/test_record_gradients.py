@@ -131,11 +131,11 @@ def test_sums_are_those_of_one_record_after_the_other(function, size):
         np.float32,
     )
     with float64():
-        wanted = one_by_one(own, function, start)
+        expected = one_by_one(own, function, start)
     ones = jnp.ones(DEVICES)
     for mine in (own, own.on_accelerator(1, 1e9, True)):
         actual = clipped_sum(mine, theta, ones, 1e6 * ones, None, CLIP * ones)[0]
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_convolutions_of_whole_devices_are_summed():
@@ -146,13 +146,13 @@ def test_convolutions_of_whole_devices_are_summed():
         np.float32,
     )
     with float64():
-        wanted = one_by_one(own, convolved, start, clip=np.inf)
+        expected = one_by_one(own, convolved, start, clip=np.inf)
     ones = jnp.ones(DEVICES)
     for mine in (own, own.on_accelerator(1, 1e9, False)):
         assert mine.block == (1 if mine is own else DEVICES)
         np.testing.assert_allclose(
             clipped_sum(mine, theta, ones, 1e6 * ones)[0],
-            wanted,
+            expected,
             rtol=1e-5,
             atol=1e-5,
         )
@@ -228,12 +228,12 @@ def test_convolutions_are_brought_into_order_and_stay_the_same(function, order, 
     # An accelerator's compiler chooses the order by itself.
     if jax.default_backend() == "cpu":
         assert after == {standard}
-    for actual, wanted in zip(
+    for actual, expected in zip(
         jax.jit(mine)(x, kernel),
         jax.jit(gradient)(x, kernel),
         strict=True,
     ):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def layer(weights, row):
@@ -301,7 +301,7 @@ def test_numbers_of_other_types_are_taken_as_they_were_traced():
     own = posterior_of(dense, rows, parameters())
     ones = np.ones(DEVICES)
     theta = np.full(54, 0.1)
-    wanted = clipped_sum(
+    expected = clipped_sum(
         own,
         theta.astype(np.float32),
         ones,
@@ -317,7 +317,7 @@ def test_numbers_of_other_types_are_taken_as_they_were_traced():
             None,
             jnp.asarray(CLIP * ones),
         )[0]
-    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_charge_for_a_records_norm_is_that_of_its_largest_array():

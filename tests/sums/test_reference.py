@@ -195,9 +195,9 @@ def test_devices_are_clipped_as_by_definition(model, size, chains, case_named):
     actual = fast_sums(case, theta, weight, clip, None)
     for chain, place in enumerate(theta):
         gradients = case.device_gradients(place)
-        wanted = reference.device_clipped_sum(gradients, weight, clip)
+        expected = reference.device_clipped_sum(gradients, weight, clip)
         scale = float(weight @ clip)
-        np.testing.assert_allclose(actual[chain], wanted, atol=TOLERANCE * scale)
+        np.testing.assert_allclose(actual[chain], expected, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("chains", CHAINS)
@@ -209,7 +209,7 @@ def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
     example_clip = np.full(case.posterior.devices, 0.6)
     actual = fast_sums(case, theta, weight, clip, example_clip)
     for chain, place in enumerate(theta):
-        wanted = reference.record_clipped_sum(
+        expected = reference.record_clipped_sum(
             case.record_gradients(place),
             place / case.posterior.devices,
             weight=weight,
@@ -217,7 +217,7 @@ def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
             example_clip=example_clip,
         )
         scale = float(weight @ clip)
-        np.testing.assert_allclose(actual[chain], wanted, atol=TOLERANCE * scale)
+        np.testing.assert_allclose(actual[chain], expected, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("records", [3, 12])
@@ -227,9 +227,9 @@ def test_devices_that_fill_no_whole_group(records):
     theta, weight, clip = inputs_of(case, chains=1, seed=3)
     actual = case.posterior.clipped_sum(theta[0].astype(np.float32), weight, clip)[0]
     gradients = case.device_gradients(theta[0])
-    wanted = reference.device_clipped_sum(gradients, weight, clip)
+    expected = reference.device_clipped_sum(gradients, weight, clip)
     scale = float(weight @ clip)
-    np.testing.assert_allclose(actual, wanted, atol=TOLERANCE * scale)
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE * scale)
 
 
 @pytest.mark.parametrize("by_record", [False, True])
@@ -270,5 +270,5 @@ def test_softmax_sums_do_not_depend_on_steps(rows_per_step, by_record):
     limit = 0.6 if by_record else np.inf
     gradients = [reference.clip_vectors(rows, limit).sum(0) for rows in records]
     with_prior = np.array(gradients) + theta / devices
-    wanted = reference.device_clipped_sum(with_prior, weight, clip)
-    np.testing.assert_allclose(total, wanted, atol=TOLERANCE * float(weight @ clip))
+    expected = reference.device_clipped_sum(with_prior, weight, clip)
+    np.testing.assert_allclose(total, expected, atol=TOLERANCE * float(weight @ clip))

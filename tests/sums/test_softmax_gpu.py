@@ -50,12 +50,12 @@ def test_kernel_agrees_with_plain_jax(devices, rows, dim, classes, chains, size)
     )
     hot = np.eye(classes)[labels][..., None]
     residual = np.asarray(p, float) - hot
-    wanted = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
+    expected = np.einsum("knd,kncx->kdcx", u.astype(float), residual)
     by_xla = by_plain_jax(jnp.asarray(u), jnp.asarray(labels), jnp.asarray(theta))
     # The magnitude that rounding is relative to.
     limit = np.einsum("knd,kncx->kdcx", np.abs(u.astype(float)), p + hot)
-    assert np.all(np.abs(actual - wanted) <= 1e-5 * limit + 1e-30)
-    assert np.all(np.abs(np.asarray(by_xla) - wanted) <= 1e-5 * limit + 1e-30)
+    assert np.all(np.abs(actual - expected) <= 1e-5 * limit + 1e-30)
+    assert np.all(np.abs(np.asarray(by_xla) - expected) <= 1e-5 * limit + 1e-30)
 
 
 def test_what_is_not_a_number_stays_none():
@@ -89,10 +89,10 @@ def test_parameters_of_features_that_are_always_zero_do_no_harm():
     )
     u[:, :, 3] = 0
     theta = generator.standard_normal((5, 3, 4)).astype(np.float32)
-    wanted = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
+    expected = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
     theta[3] *= 1e8
     actual = gradients(jnp.asarray(u), labels, jnp.asarray(theta))
-    np.testing.assert_array_equal(actual, wanted)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_kernel_is_translated_for_gpus_without_one():

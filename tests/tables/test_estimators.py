@@ -30,7 +30,9 @@ from ..conftest import FULL, count
 from ..error_tools import raises_input_error
 
 PROMISE = Privacy(3.0, 1e-5, unit="record", example_clip=1.0)
-FEW = Settings(clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0)
+SHORT_SETTINGS = Settings(
+    clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0
+)
 
 ALL_CLIPS = chosen.CLIPS
 """Those that users choose from, where tests have fewer."""
@@ -98,9 +100,9 @@ def test_labels_keep_their_names_and_chance_is_beaten():
 
 def test_a_fitted_estimator_holds_no_records_and_no_key():
     X, y = two_clusters(60)
-    model = PrivateClassifier(classes=["no", "yes"], settings=FEW, random_state=5).fit(
-        X, y, np.arange(60) % 4
-    )
+    model = PrivateClassifier(
+        classes=["no", "yes"], settings=SHORT_SETTINGS, random_state=5
+    ).fit(X, y, np.arange(60) % 4)
     content = pickle.dumps(model)
     for row in X:
         for value in row:
@@ -119,7 +121,9 @@ def test_a_fitted_estimator_holds_no_records_and_no_key():
 def test_a_seed_repeats_and_secret_noise_does_not():
     X, y = two_clusters(80)
     fits = [
-        PrivateClassifier(settings=FEW, random_state=seed).fit(X, y).predict_proba(X)
+        PrivateClassifier(settings=SHORT_SETTINGS, random_state=seed)
+        .fit(X, y)
+        .predict_proba(X)
         for seed in (3, 3, None, None)
     ]
     assert np.array_equal(fits[0], fits[1])
@@ -131,20 +135,22 @@ def test_what_epsilon_does_not_cover_is_listed():
     X, y = two_clusters(80)
     names = {
         item.name
-        for item in PrivateClassifier(settings=FEW, random_state=0)
+        for item in PrivateClassifier(settings=SHORT_SETTINGS, random_state=0)
         .fit(X, y)
         .not_covered_
     }
     assert names == {"refusals", "random_state", "classes"}
     secret = (
-        PrivateClassifier(settings=FEW, classes=["no", "yes"]).fit(X, y).not_covered_
+        PrivateClassifier(settings=SHORT_SETTINGS, classes=["no", "yes"])
+        .fit(X, y)
+        .not_covered_
     )
     assert not [item for item in secret if item.published]
 
 
 def test_every_further_fit_warns_that_it_spends_again():
     X, y = two_clusters(60)
-    model = PrivateClassifier(settings=FEW, random_state=0)
+    model = PrivateClassifier(settings=SHORT_SETTINGS, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(X, y)
@@ -155,7 +161,7 @@ def test_every_further_fit_warns_that_it_spends_again():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # An estimator of its own, with its own budget.
-        PrivateClassifier(settings=FEW, random_state=0).fit(X, y)
+        PrivateClassifier(settings=SHORT_SETTINGS, random_state=0).fit(X, y)
 
 
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
@@ -163,7 +169,7 @@ def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
     X, y = two_clusters(60)
     with pytest.warns(estimators.PrivacyWarning, match=r"delta = 0\.1\b.*1/60"):
         model = PrivateClassifier(
-            delta=0.1, settings=FEW, classes=["no", "yes"], random_state=0
+            delta=0.1, settings=SHORT_SETTINGS, classes=["no", "yes"], random_state=0
         ).fit(X, y)
     fit = folder.describe(model, folder.TableRows(X[:0], y[:0], np.zeros(0, int), []))
     assert not folder.prediction_warnings(fit)
@@ -179,7 +185,8 @@ def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
 def test_pipelines_and_cross_validation_work_around_it():
     X, y = two_clusters(300)
     model = make_pipeline(
-        FunctionTransformer(), PrivateClassifier(settings=FEW, random_state=0)
+        FunctionTransformer(),
+        PrivateClassifier(settings=SHORT_SETTINGS, random_state=0),
     )
     assert cross_val_score(model, X, y, cv=2).mean() > 0.6
     assert model.get_params()["privateclassifier__epsilon"] == 3.0
@@ -197,9 +204,12 @@ def test_plans_and_settings_do_not_depend_on_the_data():
         for seed, scale in ((0, 1.0), (1, 100.0)):
             g = np.random.default_rng(seed)
             posterior = chosen.private_posterior(
-                facts, FEW, scale * g.standard_normal((90, 3)), g.integers(0, 2, 90)
+                facts,
+                SHORT_SETTINGS,
+                scale * g.standard_normal((90, 3)),
+                g.integers(0, 2, 90),
             )
-            plans.append(chosen.make_plan(facts, FEW, posterior))
+            plans.append(chosen.make_plan(facts, SHORT_SETTINGS, posterior))
         assert plans[0].checksum == plans[1].checksum  # of every field
         assert plans[0].warnings == plans[1].warnings == ()
         assert plans[0].spent.max() + 0.01 <= PROMISE.budget(1)[0] * (1 + 1e-9)
@@ -310,7 +320,7 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
 @pytest.mark.parametrize("seed", [0, None])
 def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     X, y = two_clusters(200)
-    whitened = replace(FEW, whiten=True)
+    whitened = replace(SHORT_SETTINGS, whiten=True)
     path = tmp_path / "ledger.jsonl"
     model = PrivateClassifier(
         classes=["no", "yes"], settings=whitened, random_state=seed
@@ -372,7 +382,7 @@ def test_regression_is_calibrated():
 def test_a_public_noise_scale_costs_nothing():
     X, y = load_diabetes(return_X_y=True)
     model = PrivateRegressor(
-        noise_scale=54.0, target_range=(0, 350), settings=FEW, random_state=0
+        noise_scale=54.0, target_range=(0, 350), settings=SHORT_SETTINGS, random_state=0
     ).fit(X, y)
     assert set(model.privacy_.loss) == {"scaling", "sampling"}
     mean, spread = model.predict(X, return_std=True)
@@ -389,7 +399,7 @@ def test_a_radio_link_carries_a_fit(unit):
         0.01,
         unit=unit,
         link=link,
-        settings=FEW,
+        settings=SHORT_SETTINGS,
         classes=["no", "yes"],
         random_state=0,
     ).fit(X, y, np.repeat(np.arange(12), 20))
@@ -412,7 +422,7 @@ def test_a_radio_link_carries_a_fit(unit):
 )
 def test_wrong_input_is_one_sentence(arguments, keywords, key, facts):
     with raises_input_error(key, *facts):
-        PrivateClassifier(settings=FEW, random_state=0, **arguments).fit(
+        PrivateClassifier(settings=SHORT_SETTINGS, random_state=0, **arguments).fit(
             *two_clusters(40), **keywords
         )
 
@@ -482,13 +492,13 @@ def _neighbours():
 @AGAIN
 def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free_look():
     def honest(trial: int) -> PrivateClassifier:
-        how = (
-            ("private", FEW, replace(FEW, whiten=True))[trial % 3]
+        settings = (
+            ("private", SHORT_SETTINGS, replace(SHORT_SETTINGS, whiten=True))[trial % 3]
             if FULL
-            else replace(FEW, whiten=trial % 2 == 0)
+            else replace(SHORT_SETTINGS, whiten=trial % 2 == 0)
         )
         return PrivateClassifier(
-            1.0, 1e-3, classes=[0, 1], settings=how, random_state=trial
+            1.0, 1e-3, classes=[0, 1], settings=settings, random_state=trial
         )
 
     report = audit_fit(honest, _neighbours(), count(30, 1500))
@@ -496,7 +506,9 @@ def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free
     assert report.adjacency == "replace"
 
     def peeking(trial: int) -> PrivateClassifier:
-        return _Peeks(1.0, 1e-3, classes=[0, 1], settings=FEW, random_state=trial)
+        return _Peeks(
+            1.0, 1e-3, classes=[0, 1], settings=SHORT_SETTINGS, random_state=trial
+        )
 
     caught = audit_fit(peeking, _neighbours(), 60)
     assert not caught.consistent
@@ -516,7 +528,7 @@ def test_scikit_learns_own_checks_pass(kind):
 def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(120)
-    settings = replace(FEW, whiten=True)
+    settings = replace(SHORT_SETTINGS, whiten=True)
     model = PrivateClassifier(
         settings=settings, classes=["no", "yes"], random_state=0
     ).fit(X[:80], y[:80])
@@ -558,10 +570,12 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
         )
     assert len(drawn) == len(release.loss) == 3
     drawn.clear()
-    model = kind(settings=replace(FEW, whiten=True)).fit(X, y)
+    model = kind(settings=replace(SHORT_SETTINGS, whiten=True)).fit(X, y)
     parameters = model.model_.theta.shape[1]
-    assert drawn.count(parameters) >= FEW.burn_in + FEW.samples
-    assert len(drawn) == 3 + 3 + FEW.burn_in + FEW.samples + (kind is PrivateRegressor)
+    assert drawn.count(parameters) >= SHORT_SETTINGS.burn_in + SHORT_SETTINGS.samples
+    assert len(drawn) == 3 + 3 + SHORT_SETTINGS.burn_in + SHORT_SETTINGS.samples + (
+        kind is PrivateRegressor
+    )
 
 
 @pytest.mark.parametrize("whiten", [False, True])
@@ -624,7 +638,7 @@ def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whi
         promise=PROMISE,
         spent=0.1 * PROMISE.budget(1)[0],
     )
-    tried = [replace(FEW, whiten=whitened, clip=clip) for clip in (0.5, 1.0)]
+    tried = [replace(SHORT_SETTINGS, whiten=whitened, clip=clip) for clip in (0.5, 1.0)]
     shared = chosen.expect(facts, tried, max_stand_ins=2)
     assert plans_made() == len(tried)
 

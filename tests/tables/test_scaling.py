@@ -15,7 +15,7 @@ from wflmc.privacy import Privacy, releases
 from ..error_tools import raises_input_error
 
 KEY = jax.random.key(3)
-BIG = 1e6
+LARGE_EPSILON = 1e6
 """An ε at which noise is nothing."""
 
 
@@ -123,7 +123,7 @@ def test_the_loss_is_the_share_that_was_asked_for(unit):
     assert cheap.loss.sum(0) == pytest.approx(0.05 * privacy.budget(20), rel=1e-9)
 
 
-@pytest.mark.parametrize("epsilon", [3.0, BIG])
+@pytest.mark.parametrize("epsilon", [3.0, LARGE_EPSILON])
 def test_scaled_columns_are_centred_and_of_about_unit_size(epsilon):
     table = columns()
     release = scaling.release_scaling(
@@ -153,7 +153,7 @@ def test_noise_is_new_for_another_key_and_the_same_for_the_same():
 def test_a_weak_link_adds_its_own_noise():
     table = columns()
     owner = np.arange(2000) % 20
-    privacy = promise(BIG)
+    privacy = promise(LARGE_EPSILON)
     ideal = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy))
     weak_link = wflmc.Link(channel.static(1e-9), snr_db=0)
     weak = scaling.release_scaling(KEY, table, owner, ReleaseTerms(privacy, weak_link))
@@ -229,7 +229,12 @@ def test_class_shares_that_noise_hides_are_alike():
     assert np.all(release.shares > 0)
     assert release.shares.sum() == pytest.approx(1.0)
     exact = scaling.release_class_shares(
-        KEY, labels % 2, 2, np.zeros(40, int), ReleaseTerms(promise(BIG)), 0.02
+        KEY,
+        labels % 2,
+        2,
+        np.zeros(40, int),
+        ReleaseTerms(promise(LARGE_EPSILON)),
+        0.02,
     )
     assert exact.shares == pytest.approx([0.5, 0.5], abs=1e-3)
 
