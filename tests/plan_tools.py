@@ -20,11 +20,11 @@ def grouped(**settings):
     returned as they are.
     """
     for name, kind in (("sampler", wflmc.Sampler), ("policy", wflmc.Policy)):
-        own = {
+        members = {
             field.name: settings.pop(field.name)
             for field in fields(kind)
             if field.name in settings
         }
-        if own:
-            settings[name] = kind(**own)
+        if members:
+            settings[name] = kind(**members)
     return settings

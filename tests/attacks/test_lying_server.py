@@ -128,14 +128,14 @@ def test_a_refused_request_does_not_take_the_place_of_an_answer(tmp_path: Path) 
     device = make_federation(tmp_path, noise="channel").devices()[0]
     terms = device.terms
     round_index = next(number for number, gain in enumerate(terms.gain) if gain > 0)
-    here = np.zeros((terms.chains, terms.dim), np.float32)
+    position = np.zeros((terms.chains, terms.dim), np.float32)
     ask = RoundRequest(
-        0, round_index, here, terms.gain[round_index], terms.known[round_index]
+        0, round_index, position, terms.gain[round_index], terms.known[round_index]
     )
     sent = device.answer(ask)
     spent = device.ledger and device.ledger.spent.copy()
     with raises_input_error("request", "another one for round 1"):
-        device.answer(ask._replace(theta=here + 1))
+        device.answer(ask._replace(theta=position + 1))
     np.testing.assert_array_equal(device.answer(ask), sent)
     assert device.ledger is not None
     np.testing.assert_array_equal(device.ledger.spent, spent)

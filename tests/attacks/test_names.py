@@ -159,27 +159,27 @@ def test_a_federation_does_not_tell_the_last_label(setting, tmp_path):
     open_server(job, tmp_path / "server").ledger.charge(
         job.run, 0, plan.loss[:1], job.noise_name
     )
-    own = next(
+    owner = next(
         k
         for k in range(3)
         if guesses[0].device(k).digest != guesses[1].device(k).digest
     )
-    request = np.array([0, plan.gain[0], job.channel_estimates[0, own]])
+    request = np.array([0, plan.gain[0], job.channel_estimates[0, owner]])
     names = {
         label: (
             posterior.digest,
-            posterior.device(own).digest,
+            posterior.device(owner).digest,
             digest(
                 job.run.encode(),
-                posterior.device(own).digest.encode(),
+                posterior.device(owner).digest.encode(),
                 job.position,
                 request,
             ),
         )
         for label, posterior in guesses.items()
     }
-    open_device(tmp_path / f"device-{own}").ledger.charge(
-        names[TRUE][2], 0, plan.loss[:1, own : own + 1]
+    open_device(tmp_path / f"device-{owner}").ledger.charge(
+        names[TRUE][2], 0, plan.loss[:1, owner : owner + 1]
     )
     assert len({name for hidden in names.values() for name in hidden}) == 3 * CLASSES
     assert fits(published(tmp_path), names) == []

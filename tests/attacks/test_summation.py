@@ -62,9 +62,11 @@ def own_terms(terms, devices=1, likelihood=_likelihood, initial=(2,)):
 def layer_terms(terms, devices=1):
     """The same in a matrix of weights: the gradient of a record is the product of two vectors."""
     rows = np.pad(np.asarray(terms, np.float32)[:, None], ((0, 0), (0, 2)))
-    own = own_terms(rows, devices, lambda weights, row: -(row @ weights)[0], (3, 2))
-    assert own.model.record_gradient.size == 5
-    return own
+    posterior = own_terms(
+        rows, devices, lambda weights, row: -(row @ weights)[0], (3, 2)
+    )
+    assert posterior.model.record_gradient.size == 5
+    return posterior
 
 
 MODELS = {

@@ -12,7 +12,7 @@ from wflmc.apps.baselines import gradient_descent
 
 from ..conftest import count
 from ..error_tools import codes_of, raises_input_error
-from ..posterior.custom_tools import GAUSSIAN, as_own
+from ..posterior.custom_tools import GAUSSIAN, as_custom
 
 CHAINS = count(2000, 20_000)
 LIMIT = 4.0
@@ -139,17 +139,17 @@ def test_no_limit_is_exceeded_and_one_is_met(
 
 
 def test_without_noise_it_ends_at_the_mode():
-    own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
+    custom = as_custom(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
     link = wflmc.Link(channel.static(), snr_db=200)
     plan = gradient_descent(
-        own, link, wflmc.Privacy(clip=1e4), step_size=1.5 / own.L, rounds=60
+        custom, link, wflmc.Privacy(clip=1e4), step_size=1.5 / custom.L, rounds=60
     )
-    trace = wflmc.sample(jax.random.key(0), own, plan, chains=2)
+    trace = wflmc.sample(jax.random.key(0), custom, plan, chains=2)
     np.testing.assert_allclose(
         trace.theta[:, -1], np.tile(GAUSSIAN.mean, (2, 1)), atol=1e-5
     )
     assert plan.epsilon_spent is None
-    assert "bound" not in str(wflmc.evaluate(trace, own)).lower()
+    assert "bound" not in str(wflmc.evaluate(trace, custom)).lower()
 
 
 def test_it_sends_more_strongly_than_sampling_does():
@@ -195,7 +195,7 @@ def test_what_was_spent_and_what_was_estimated_is_not_forgotten():
     assert rest.epsilon_spent == pytest.approx(5, rel=1e-6)
     np.testing.assert_allclose(rest.spent, 0.6 * privacy.budget(6), rtol=1e-6)
     assert gradient_descent(GAUSSIAN, link, privacy, **settings).warnings == ()
-    warned = gradient_descent(as_own(GAUSSIAN), link, privacy, **settings)
+    warned = gradient_descent(as_custom(GAUSSIAN), link, privacy, **settings)
     assert codes_of(warned) == ["estimated-constants"]
 
 

@@ -247,11 +247,11 @@ def test_noise_for_absences_that_do_not_come_is_in_the_exact_law(
             "--tolerate",
             tolerate,
         )
-        code, said, err = call(*command, *ideal)
+        code, printed, err = call(*command, *ideal)
         assert code == 0, err
         plan = json.loads((out / "plan.json").read_text())
         noises[tolerate] = plan["exact_w2_sq"][-1]
-        assert np.allclose(strict(said)["exact_w2_sq"], plan["exact_w2_sq"])
+        assert np.allclose(strict(printed)["exact_w2_sq"], plan["exact_w2_sq"])
     # The plan for two absences takes half the noise for one sum; with all four there the sum has as much as without.
     assert noises[2] == pytest.approx(noises[0], rel=1e-6)
 
@@ -393,12 +393,12 @@ def test_what_a_ledger_holds_is_not_spent_again(
     assert book.rounds(release.name) == len(release.loss)
     assert 0.6 < np.max(book.spent / book.budget) <= 1 + 1e-9
     for k in range(4):
-        own = (
+        lines = (
             (tmp_path / "out" / "federation" / f"device-{k}" / "ledger.jsonl")
             .read_text()
             .splitlines()
         )
-        before = json.loads(own[1])
+        before = json.loads(lines[1])
         assert before["round"] == 0
         assert before["loss"][0] == pytest.approx(book.budget[k] / 2 + release.spent[k])
     assert strict(out)["federation"]["absences"] == 0

@@ -46,12 +46,12 @@ def test_the_next_two_commands(new_folder):
 def test_what_is_given_is_the_default_but_for_what_has_none(new_folder):
     """So that deleting a line changes nothing, and the comments' words for defaults stay true."""
     scenario = load_scenario(new_folder[0] / "scenario.toml").model_dump()
-    own = {f"privacy.{key}" for key in ("unit", "epsilon", "delta", "example_clip")} | {
-        "policy.max_round_noise"
-    }
+    without_default = {
+        f"privacy.{key}" for key in ("unit", "epsilon", "delta", "example_clip")
+    } | {"policy.max_round_noise"}
     for section, values in Scenario().model_dump().items():
         for key, value in values.items():
-            if f"{section}.{key}" not in own:
+            if f"{section}.{key}" not in without_default:
                 assert scenario[section][key] == value, f"{section}.{key}"
 
 

@@ -41,10 +41,10 @@ def test_reproduce(call, tmp_path):
             assert schemes == SCHEMES
         if name in ("fig6", "fig7"):
             assert all(float(row["y"]) > 0 and float(row["y_se"]) > 0 for row in rows)
-    every = strict((tmp_path / "claims.json").read_text())["claims"]
-    assert {claim["figure"] for claim in every} >= set(SAMPLED)
+    all_claims = strict((tmp_path / "claims.json").read_text())["claims"]
+    assert {claim["figure"] for claim in all_claims} >= set(SAMPLED)
     # Four chains prove nothing about these figures.
-    claims = [claim for claim in every if claim["figure"] not in ("fig6", "fig7")]
+    claims = [claim for claim in all_claims if claim["figure"] not in ("fig6", "fig7")]
     assert all(claim["holds"] or claim["contradiction"] for claim in claims)
     assert sorted(claim["figure"] for claim in claims if claim["contradiction"]) == [
         "fig3b",

@@ -28,7 +28,7 @@ from wflmc.scenario.schema import with_values
 
 from ..conftest import FULL
 from ..error_tools import codes_of
-from ..posterior.custom_tools import as_own
+from ..posterior.custom_tools import as_custom
 
 GAUSSIAN = {
     "posterior": {"devices": 6, "examples": 240, "dim": 3},
@@ -431,7 +431,7 @@ def test_advice_from_python():
     gaussian = wflmc.gaussian_regression(
         jax.random.key(0), devices=3, examples=60, dim=2
     )
-    posterior = as_own(gaussian)
+    posterior = as_custom(gaussian)
     link = wflmc.Link(channel.static(0.01), snr_db=10)
     privacy = wflmc.Privacy(clip=60)
     options = {

@@ -221,13 +221,13 @@ def test_two_chains_are_not_said_to_be_kept_away_by_clipping(posterior):
             wflmc.Privacy(15, 0.01, clip),
             **grouped(step_size=step_size, burn_in=50, samples=50, **others),
         )
-        said = []
+        warnings_given = []
         for seed in range(runs):
             trace = wflmc.sample(jax.random.key(seed), posterior, plan, chains=chains)
-            said.append(
+            warnings_given.append(
                 "clipping-keeps-away" in codes_of(wflmc.evaluate(trace, posterior))
             )
-        return said
+        return warnings_given
 
     assert not any(warned(30, 2, 8))
     assert all(warned(1.0, 20, 2, power="no-dp"))

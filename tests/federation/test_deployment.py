@@ -111,12 +111,14 @@ def _mode(path: Path) -> int:
 
 def test_the_server_s_certificate_is_the_authority_s(folder):
     server = folder / "server"
-    authority, own = (
+    authority, certificate = (
         x509.load_pem_x509_certificate((server / name).read_bytes())
         for name in ("ca.crt", "server.pem")
     )
-    own.verify_directly_issued_by(authority)
-    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [
         "127.0.0.1",
@@ -124,20 +126,22 @@ def test_the_server_s_certificate_is_the_authority_s(folder):
         "10.0.0.7",
     ]
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert not own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not certificate.extensions.get_extension_for_class(
+        x509.BasicConstraints
+    ).value.ca
     key = load_pem_private_key((server / "server.key").read_bytes(), None)
-    assert key.public_key() == own.public_key()
+    assert key.public_key() == certificate.public_key()
 
 
 def _handshake(served: Path, trusted: Path, host: str) -> None:
     """A TLS handshake in memory, between a server with a certificate and a client that trusts an authority."""
-    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    there.load_cert_chain(served / "server.pem", served / "server.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served / "server.pem", served / "server.key")
     inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(
         inbound, outbound, server_hostname=host
     )
-    server = there.wrap_bio(outbound, inbound, server_side=True)
+    server = context.wrap_bio(outbound, inbound, server_side=True)
     for _ in range(3):
         for side in (client, server):
             try:
@@ -161,16 +165,16 @@ def test_devices_trust_their_server_and_no_other(folder, tmp_path):
 def test_devices_have_keys_of_their_own_on_p384(folder):
     publics = set()
     for k in range(DEVICES):
-        own = folder / f"device-{k}"
-        private = load_ssh_private_key((own / "key").read_bytes(), None)
-        public = load_ssh_public_key((own / "key.pub").read_bytes())
+        device_folder = folder / f"device-{k}"
+        private = load_ssh_private_key((device_folder / "key").read_bytes(), None)
+        public = load_ssh_public_key((device_folder / "key.pub").read_bytes())
         assert isinstance(private, ec.EllipticCurvePrivateKey)
         assert private.curve.name == "secp384r1"
         assert private.public_key() == public
         assert (folder / "server" / "keys" / f"device-{k}.pub").read_bytes() == (
-            own / "key.pub"
+            device_folder / "key.pub"
         ).read_bytes()
-        publics.add((own / "key.pub").read_bytes())
+        publics.add((device_folder / "key.pub").read_bytes())
     assert len(publics) == DEVICES
 
 
@@ -227,10 +231,10 @@ def test_commands_name_files_that_are_there(folder):
     assert len(devices) == DEVICES
     ports = set()
     for part in devices:
-        own = folder / re.match(r" `(.+)`", part)[1]
+        machine_folder = folder / re.match(r" `(.+)`", part)[1]
         options = dict(re.findall(r"--([\w-]+) (\S+)", part))
-        assert (own / options["root-certificates"]).exists()
-        assert (own / options["auth-supernode-private-key"]).exists()
+        assert (machine_folder / options["root-certificates"]).exists()
+        assert (machine_folder / options["auth-supernode-private-key"]).exists()
         assert options["superlink"] == "10.0.0.7:9000"
         ports.add(options["port"])
     assert len(ports) == DEVICES
@@ -274,11 +278,11 @@ def _grid(folder: Path, fault=None) -> LocalGrid:
 def _lost(device: int, number: int):
     """A fault: one reply never arrives."""
 
-    def fault(answer, who):
+    def fault(answer, answering):
         answered_round = (
             None if answer.has_error() else answer.content["about"].get("round")
         )
-        return None if (who, answered_round) == (device, number) else answer
+        return None if (answering, answered_round) == (device, number) else answer
 
     return fault
 
@@ -434,17 +438,17 @@ def test_a_device_needs_its_folder():
 
 def test_registration_registers_what_is_new(folder, monkeypatch):
     calls = []
-    there = {}
+    registered = {}
 
     def flwr(words, env, folder=None):
         calls.append(words[1])
         if words[1] == "register":
             node = 10**18 + len(calls)
-            there[node] = words[2]
+            registered[node] = words[2]
             return {"node-id": str(node)}
         if words[1] == "unregister":
-            del there[int(words[2])]
-        return {"nodes": [{"node-id": str(node)} for node in there]}
+            del registered[int(words[2])]
+        return {"nodes": [{"node-id": str(node)} for node in registered]}
 
     monkeypatch.setattr(registration, "flwr", flwr)
     server = folder / "server"

@@ -133,9 +133,9 @@ def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
         )
         # Every device has recorded the same for itself, including an earlier release.
         for k in range(5):
-            own = open_device(tmp_path / f"device-{k}").ledger
-            assert own is not None
-            assert own.spent[0] >= (
+            device_ledger = open_device(tmp_path / f"device-{k}").ledger
+            assert device_ledger is not None
+            assert device_ledger.spent[0] >= (
                 federation.job.plan.spent + federation.inputs.spent
             )[k] * (1 - 1e-9)
 
@@ -282,9 +282,9 @@ class CrashError(Exception):
 @contextmanager
 def crash(server: Server, round_index: int, moment: str) -> Iterator[None]:
     """Let the server die in a round, before or after it pays for it or keeps it."""
-    when, _, what = moment.partition(" ")
+    when, _, step = moment.partition(" ")
     owner, name = (
-        (server.ledger, "charge") if what == "paying" else (Checkpoint, "save")
+        (server.ledger, "charge") if step == "paying" else (Checkpoint, "save")
     )
     original = getattr(owner, name)
     calls = []
@@ -607,9 +607,9 @@ def test_chains_that_are_given_away_cost_each_in_every_ledger(tmp_path: Path) ->
     )
     assert np.max(server.ledger.spent / server.ledger.budget) == pytest.approx(1)
     for k in range(5):
-        own = open_device(tmp_path / f"device-{k}").ledger
-        assert own is not None
-        assert own.spent[0] == pytest.approx(server.ledger.spent[k])
+        device_ledger = open_device(tmp_path / f"device-{k}").ledger
+        assert device_ledger is not None
+        assert device_ledger.spent[0] == pytest.approx(server.ledger.spent[k])
 
 
 def test_another_federation_with_the_same_noise_is_refused_by_their_ledger(

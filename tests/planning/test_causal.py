@@ -36,7 +36,7 @@ def figure_6(posterior, fading, snr_db, seed=0, **keywords):
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, 0.99] if FULL else [0.9])
 def test_near_the_plan_that_knows_all_channels(posterior, correlation):
     """Within 20 % on average over channels, where an equal split is 60 to 130 % away."""
-    every = []
+    all_ratios = []
     for snr_db in (10, 15, 20, 25, 30) if FULL else (10, 20, 30):
         ratio = []
         for seed in range(count(3, 20)):
@@ -52,8 +52,8 @@ def test_near_the_plan_that_knows_all_channels(posterior, correlation):
         assert min(ratio) > 1 - 1e-9
         # A few channels say little about their mean.
         assert np.mean(ratio) < (1.2 if FULL else 1.3)
-        every += ratio
-    assert np.mean(every) < 1.15
+        all_ratios += ratio
+    assert np.mean(all_ratios) < 1.15
 
 
 def test_no_device_is_priced_alone(posterior):

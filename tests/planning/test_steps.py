@@ -240,11 +240,11 @@ def test_divergence_looks_at_the_step_of_every_round():
         assert plan.active_devices[5] == 1
         return "expanding-rounds" in codes_of(plan)
 
-    here, elsewhere = np.full(10, small), np.full(10, large)
-    here[5], elsewhere[5] = large, small
-    assert warned(here)
+    one_large_step, one_small_step = np.full(10, small), np.full(10, large)
+    one_large_step[5], one_small_step[5] = large, small
+    assert warned(one_large_step)
     assert warned(large)
-    assert not warned(elsewhere)
+    assert not warned(one_small_step)
     assert not warned(small)
 
 

@@ -54,8 +54,10 @@ def test_variance_of_the_sum_over_all_subsets(devices):
     for q in range(1, devices + 1):
         for values, exact in ((centred, True), (g, False)):
             errors = [
-                np.sum((devices / q * values[list(who)].sum(0) - values.sum(0)) ** 2)
-                for who in itertools.combinations(range(devices), q)
+                np.sum(
+                    (devices / q * values[list(senders)].sum(0) - values.sum(0)) ** 2
+                )
+                for senders in itertools.combinations(range(devices), q)
             ]
             claimed = sampling_variance(np.linalg.norm(values, axis=1), q)
             if exact:

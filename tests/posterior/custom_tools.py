@@ -35,7 +35,7 @@ def rows_of(posterior, target):
     return posterior.features[real], target[real]
 
 
-def as_own(known, **keywords):
+def as_custom(known, **keywords):
     """Return a Gaussian posterior as a custom model of the same examples on the same
     devices.
     """

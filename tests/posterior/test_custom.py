@@ -23,7 +23,7 @@ from .custom_tools import (
     GAUSSIAN,
     KEY,
     RAGGED,
-    as_own,
+    as_custom,
     gaussian_likelihood,
     owners_of,
     rows_of,
@@ -62,7 +62,7 @@ SOFTMAX = wflmc.softmax_regression(
     KEY, devices=7, examples=80, dim=4, classes=3, partition=RAGGED
 )
 PAIRS = {
-    "gaussian": (GAUSSIAN, as_own(GAUSSIAN)),
+    "gaussian": (GAUSSIAN, as_custom(GAUSSIAN)),
     "softmax": (SOFTMAX, softmax_as_own(SOFTMAX, mu=1.0, L=50.0)),
 }
 
@@ -72,7 +72,7 @@ PAIRS = {
 @pytest.mark.parametrize("by_device", [False, True])
 @pytest.mark.parametrize("chains", [0, 3] if FULL else [3])
 def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, chains):
-    known, own = PAIRS[name]
+    known, custom = PAIRS[name]
     assert np.ptp(known.sizes) > 0
     K, m = known.devices, known.dim
     theta = normal(chains or 1, *([K] if by_device else []), m)
@@ -80,7 +80,7 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, 
     example_clip = jnp.linspace(0.2, 3.0, K) if by_example else None
 
     @jax.jit
-    def of(posterior):
+    def sums_of(posterior):
         def sum_of_chain(position):
             return posterior.clipped_sum(
                 position, weight, clip, example_clip=example_clip
@@ -92,28 +92,28 @@ def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, 
             else sum_of_chain(jnp.asarray(theta[0]))
         )
 
-    sums = of(known)
+    sums = sums_of(known)
     for mine in (
-        own,
-        own.on_accelerator(3, 1e9, by_example),
-        replace(own, block=1).on_accelerator(3, 1.0, by_example),
+        custom,
+        custom.on_accelerator(3, 1e9, by_example),
+        replace(custom, block=1).on_accelerator(3, 1.0, by_example),
     ):
-        for actual, expected in zip(of(mine), sums, strict=True):
+        for actual, expected in zip(sums_of(mine), sums, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
 def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
-    _, own = PAIRS["softmax"]
-    arguments = normal(own.dim), jnp.ones(7), jnp.full(7, 5.0)
+    _, custom = PAIRS["softmax"]
+    arguments = normal(custom.dim), jnp.ones(7), jnp.full(7, 5.0)
     for by_example in (False, True):
         # No key, and the clip of an example.
         record_arguments = (None, jnp.full(7, 0.8)) if by_example else ()
-        whole = clipped_sum(own, *arguments, *record_arguments)
+        whole = clipped_sum(custom, *arguments, *record_arguments)
         monkeypatch.setattr(
             "wflmc.posterior.custom.posterior.MAX_EXAMPLE_BYTES",
-            3 * own._bytes_per_example(by_example),
+            3 * custom._bytes_per_example(by_example),
         )
-        blocked = own.on_accelerator(1, 1e9, by_example)
+        blocked = custom.on_accelerator(1, 1e9, by_example)
         assert blocked.example_block == 3
         assert jax.tree.leaves(blocked.data)[0].shape[1] % 3 == 0
         monkeypatch.undo()
@@ -125,31 +125,31 @@ def test_examples_a_few_at_a_time_give_the_same(monkeypatch):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_gradients_norms_and_single_devices(name):
-    known, own = PAIRS[name]
+    known, custom = PAIRS[name]
     theta = normal(2, known.dim)
     np.testing.assert_allclose(
-        gradients(own, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4
+        gradients(custom, theta[0]), gradients(known, theta[0]), rtol=1e-4, atol=1e-4
     )
     np.testing.assert_allclose(
-        own.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5
+        custom.example_norms(theta), known.example_norms(theta), rtol=1e-4, atol=1e-5
     )
     ones = jnp.ones(1)
     for index in (0, known.devices - 1):
-        actual = clipped_sum(own.device(index), theta[0], ones, 5 * ones)
+        actual = clipped_sum(custom.device(index), theta[0], ones, 5 * ones)
         expected = clipped_sum(known.device(index), theta[0], ones, 5 * ones)
         np.testing.assert_allclose(actual[0], expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_estimates_are_the_hessians_eigenvalues():
-    own = PAIRS["gaussian"][1]
-    assert own.estimated == ("mu", "L")
-    assert own.mu == pytest.approx(GAUSSIAN.mu, rel=1e-4)
-    assert pytest.approx(GAUSSIAN.L, rel=1e-4) == own.L
+    custom = PAIRS["gaussian"][1]
+    assert custom.estimated == ("mu", "L")
+    assert custom.mu == pytest.approx(GAUSSIAN.mu, rel=1e-4)
+    assert pytest.approx(GAUSSIAN.L, rel=1e-4) == custom.L
     for init in ("prior", "zero"):  # the start is a point at zero either way
-        assert own.initial_w2_sq(init) == pytest.approx(
+        assert custom.initial_w2_sq(init) == pytest.approx(
             GAUSSIAN.initial_w2_sq("zero"), rel=1e-3
         )
-    assert as_own(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(
+    assert as_custom(GAUSSIAN, initial_std=1.0).initial_w2_sq() == pytest.approx(
         GAUSSIAN.initial_w2_sq("prior"), rel=1e-3
     )
     assert PAIRS["softmax"][1].estimated == ()
@@ -159,24 +159,24 @@ def test_estimates_of_a_large_model_are_by_lanczos():
     large = wflmc.gaussian_regression(
         jax.random.key(0), devices=4, examples=2000, dim=MAX_DENSE_DIM + 44
     )
-    own = as_own(large)
-    assert own.laplace[1].shape == (2,)
-    assert own.mu == pytest.approx(large.mu, rel=5e-3)
-    assert pytest.approx(large.L, rel=5e-3) == own.L
-    assert own.initial_w2_sq() > large.initial_w2_sq("zero")
+    custom = as_custom(large)
+    assert custom.laplace[1].shape == (2,)
+    assert custom.mu == pytest.approx(large.mu, rel=5e-3)
+    assert pytest.approx(large.L, rel=5e-3) == custom.L
+    assert custom.initial_w2_sq() > large.initial_w2_sq("zero")
 
 
 def test_plans_say_what_was_estimated():
-    own = as_own(GAUSSIAN, batch=5)
-    common = {"step_size": 0.1 / own.L, "burn_in": 2, "samples": 2}
-    plan = wflmc.plan(own, LINK, wflmc.Privacy(), **common)
+    custom = as_custom(GAUSSIAN, batch=5)
+    common = {"step_size": 0.1 / custom.L, "burn_in": 2, "samples": 2}
+    plan = wflmc.plan(custom, LINK, wflmc.Privacy(), **common)
     assert {"estimated-start", "mini-batches"} <= set(codes_of(plan))
     assert not missing_facts(text_of(plan, "estimated-constants"), ("mu", "L"))
-    silent = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
+    silent = as_custom(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L)
     common["initial_w2_sq"] = 1.0
     plan = wflmc.plan(silent, LINK, wflmc.Privacy(), **common)
     assert not {"estimated-constants", "estimated-start"} & set(codes_of(plan))
-    half = as_own(GAUSSIAN, mu=GAUSSIAN.mu)
+    half = as_custom(GAUSSIAN, mu=GAUSSIAN.mu)
     plan = wflmc.plan(half, LINK, wflmc.Privacy(), **common)
     text = text_of(plan, "estimated-constants")
     assert missing_facts(text, ("mu", "L")) == ["mu"]
@@ -186,10 +186,10 @@ def test_plans_say_what_was_estimated():
 def test_sampling_has_the_exact_gaussian_law(batch):
     """Means and variances of θ in the last round, against the law of the same plan on the known model."""
     chains = 2000
-    own = as_own(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
-    step = 0.2 / (own.mu + own.L)
+    custom = as_custom(GAUSSIAN, mu=GAUSSIAN.mu, L=GAUSSIAN.L, batch=batch)
+    step = 0.2 / (custom.mu + custom.L)
     plan = wflmc.plan(
-        own,
+        custom,
         LINK,
         wflmc.Privacy(clip=1e5),
         step_size=step,
@@ -197,7 +197,7 @@ def test_sampling_has_the_exact_gaussian_law(batch):
         samples=1,
         sampler=wflmc.Sampler(init="zero"),
     )
-    trace = wflmc.sample(jax.random.key(5), own, plan, chains=chains)
+    trace = wflmc.sample(jax.random.key(5), custom, plan, chains=chains)
     assert trace.clip_rate.max() == 0
     law = GAUSSIAN.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
     mean = law.mean[-1]
@@ -210,7 +210,7 @@ def test_sampling_has_the_exact_gaussian_law(batch):
         assert np.all(np.abs(spread / variance - 1) < 4.5 * np.sqrt(2 / chains))
     else:
         assert np.all(spread > variance * (1 - 4.5 * np.sqrt(2 / chains)))
-    evaluation = wflmc.evaluate(trace, own)
+    evaluation = wflmc.evaluate(trace, custom)
     assert evaluation.w2_sq is None
     assert "clipped" in str(evaluation)
 
@@ -229,7 +229,7 @@ def test_logistic_regression_against_quadrature():
         return -0.5 * (parameters["slope"] ** 2 + parameters["other"] ** 2)
 
     start = {"slope": 0.0, "other": 0.0}
-    own = wflmc.posterior_from(
+    custom = wflmc.posterior_from(
         log_likelihood, log_prior, (X, y), initial=start, devices=4, mu=1.0
     )
     # The grid's axes are the slope and the other coefficient.
@@ -243,16 +243,16 @@ def test_logistic_regression_against_quadrature():
     mean = (density[..., None] * grid).sum((0, 1))
     square = (density[..., None] * (grid - mean) ** 2).sum((0, 1))
     plan = wflmc.plan(
-        own,
+        custom,
         LINK,
         wflmc.Privacy(clip=1e4),
-        step_size=0.05 / own.L,
+        step_size=0.05 / custom.L,
         burn_in=500,
         samples=1,
     )
     chains = count(500, 2000)
-    trace = wflmc.sample(jax.random.key(1), own, plan, chains=chains)
-    drawn = own.unflatten(trace.theta[:, -1])
+    trace = wflmc.sample(jax.random.key(1), custom, plan, chains=chains)
+    drawn = custom.unflatten(trace.theta[:, -1])
     for index, name in enumerate(("slope", "other")):
         values = drawn[name]
         # A step of 0.05/L changes variances by 2.5 % at most.
@@ -261,7 +261,7 @@ def test_logistic_regression_against_quadrature():
             < 4.5 * np.sqrt(square[index] / chains) + 0.01
         )
         assert abs(values.var() / square[index] - 1) < 4.5 * np.sqrt(2 / chains) + 0.025
-    probability = own.predictive(
+    probability = custom.predictive(
         lambda p, u: jax.nn.sigmoid(p["slope"] * u[0] + p["other"] * u[1]),
         trace.theta,
         X[:5],
@@ -272,7 +272,7 @@ def test_logistic_regression_against_quadrature():
 
 def test_starts():
     start = {"a": np.full((2,), 3.0), "b": np.float32(-1.0)}
-    own = wflmc.posterior_from(
+    custom = wflmc.posterior_from(
         lambda p, d: -0.5 * (d - p["b"]) ** 2 - 0.5 * jnp.sum(p["a"] ** 2),
         lambda p: -0.5 * p["b"] ** 2,
         np.arange(6.0),
@@ -280,13 +280,13 @@ def test_starts():
         initial_std=0.5,
         devices=[[0, 5], [1, 2, 4], [3]],
     )
-    assert own.sizes.tolist() == [2, 3, 1]
-    assert own.data[1].tolist() == [1.0, 2.0, 4.0]
-    draws = jax.vmap(own.draw_initial)(jax.random.split(KEY, 4000))
+    assert custom.sizes.tolist() == [2, 3, 1]
+    assert custom.data[1].tolist() == [1.0, 2.0, 4.0]
+    draws = jax.vmap(custom.draw_initial)(jax.random.split(KEY, 4000))
     assert np.allclose(draws.mean(0), [3, 3, -1], atol=0.04)
     assert np.allclose(draws.std(0), 0.5, atol=0.03)
-    assert not own.draw_initial(KEY, "zero").any()
-    again = own.unflatten(own.start)
+    assert not custom.draw_initial(KEY, "zero").any()
+    again = custom.unflatten(custom.start)
     assert again["a"].tolist() == [3.0, 3.0]
     assert again["b"] == -1.0
 
@@ -294,23 +294,23 @@ def test_starts():
 def test_padding_is_never_looked_at():
     """log of a count has no value at zero: padding must not be zeros."""
     counts = np.arange(1.0, 8.0)
-    own = wflmc.posterior_from(
+    custom = wflmc.posterior_from(
         lambda p, d: -0.5 * (jnp.log(d) - p) ** 2,
         lambda p: -0.5 * p**2,
         counts,
         initial=0.0,
         devices=[[0], [1, 2, 3], [4, 5, 6]],
     )
-    ready = replace(own.on_accelerator(2, 1.0), block=1)
+    ready = replace(custom.on_accelerator(2, 1.0), block=1)
     total, norm = clipped_sum(ready, jnp.zeros(1), jnp.ones(3), jnp.full(3, jnp.inf))
     assert total[0] == pytest.approx(-np.log(counts).sum(), rel=1e-5)
     assert np.all(np.isfinite(norm))
 
 
 def test_batches_keep_the_clip_and_are_unbiased():
-    own = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=3)
-    theta = normal(own.dim)
-    K = own.devices
+    custom = as_custom(GAUSSIAN, mu=1.0, L=90.0, batch=3)
+    theta = normal(custom.dim)
+    K = custom.devices
     keys = jax.random.split(KEY, 5_000)
     selected = jnp.zeros(K).at[2].set(1.0)
 
@@ -322,31 +322,31 @@ def test_batches_keep_the_clip_and_are_unbiased():
             )[0]
         )(keys)
 
-    draws = sent(own, keys)
-    exact = gradients(own, theta)[2]
+    draws = sent(custom, keys)
+    exact = gradients(custom, theta)[2]
     assert np.all(
         np.abs(draws.mean(0) - exact) < 4.5 * draws.std(0) / len(keys) ** 0.5 + 1e-3
     )
     # A record changes what its device sends by twice the example clip at most, whatever is drawn.
     c = 0.7
-    u, v = (np.array(values) for values in own.data)
+    u, v = (np.array(values) for values in custom.data)
     u[2, 0] = 50.0
     v[2, 0] = -1e3
-    other = replace(own, data=(u, v))
-    neighbour_sums = [sent(p, keys[:500], jnp.full(K, c)) for p in (own, other)]
+    other = replace(custom, data=(u, v))
+    neighbour_sums = [sent(p, keys[:500], jnp.full(K, c)) for p in (custom, other)]
     change = np.linalg.norm(neighbour_sums[0] - neighbour_sums[1], axis=1)
     assert 0 < change.max() <= 2 * c * (1 + 1e-4)
     assert (change == 0).any()  # not always drawn
-    scale = np.maximum(own.sizes / 3, 1)
-    whole = as_own(GAUSSIAN, mu=1.0, L=90.0).example_norms(theta)
+    scale = np.maximum(custom.sizes / 3, 1)
+    whole = as_custom(GAUSSIAN, mu=1.0, L=90.0).example_norms(theta)
     np.testing.assert_allclose(
-        own.example_norms(theta), whole * np.repeat(scale, own.sizes), rtol=1e-5
+        custom.example_norms(theta), whole * np.repeat(scale, custom.sizes), rtol=1e-5
     )
 
 
 def test_batches_of_all_examples_are_no_batches():
-    batched = as_own(GAUSSIAN, mu=1.0, L=90.0, batch=1000)
-    whole = as_own(GAUSSIAN, mu=1.0, L=90.0)
+    batched = as_custom(GAUSSIAN, mu=1.0, L=90.0, batch=1000)
+    whole = as_custom(GAUSSIAN, mu=1.0, L=90.0)
     plan = wflmc.plan(
         whole, LINK, wflmc.Privacy(), step_size=1e-3, burn_in=0, samples=5
     )
@@ -454,7 +454,7 @@ def test_what_is_around_a_model_may_change_later():
 
 
 def test_a_device_alone_draws_the_batches_it_draws_among_others():
-    posterior = as_own(GAUSSIAN, batch=2, mu=1.0, L=90.0)
+    posterior = as_custom(GAUSSIAN, batch=2, mu=1.0, L=90.0)
     theta = jnp.ones(posterior.dim)
     key = jax.random.key(8)
     devices = range(6) if FULL else (1, 5)
@@ -473,7 +473,7 @@ def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_ar
     X = np.tile(3 * np.eye(4), (10, 1))
     y = X @ np.array([1.0, -2.0, 0.5, 3.0]) + np.tile(normal(4), 10)
     known = wflmc.gaussian_regression(KEY, devices=10, X=X, y=y, partition="blocks")
-    own = as_own(known, initial_std=1.0)
+    custom = as_custom(known, initial_std=1.0)
     privacy = wflmc.Privacy(8, 1e-3, clip=20)
     options = {
         "step_size": 0.4 / (known.mu + known.L),
@@ -485,7 +485,7 @@ def test_a_plan_by_the_law_is_that_of_the_gaussian_model_where_all_directions_ar
         wflmc.plan(
             model, wflmc.Link(wflmc.channel.rayleigh(1.0), 30), privacy, **options
         )
-        for model in (known, own)
+        for model in (known, custom)
     ]
     assert plans[1].objective == pytest.approx(plans[0].objective, rel=1e-3)
     np.testing.assert_allclose(plans[1].gain, plans[0].gain, rtol=1e-2)
@@ -500,19 +500,19 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
 
     data = {"x": normal(40, 6), "y": normal(40)}
     constants = {"devices": 4, "mu": 1.0, "L": 9.0}
-    own = wflmc.posterior_from(
+    posterior = wflmc.posterior_from(
         likelihood, lambda w: -jnp.sum(w**2), data, initial=np.ones(6), **constants
     )
     # √|0|² has no gradient.
-    own.data["y"][0, 2] = 0.0
-    own.data["x"][0, 2] = 0.0
+    posterior.data["y"][0, 2] = 0.0
+    posterior.data["x"][0, 2] = 0.0
     theta = normal(3, 6)
     weight = np.ones(4)
     clip = np.full(4, 2.0)
     most = np.full(4, 0.3)
 
     def sums():
-        ready = own.on_accelerator(3, 2**20, True)
+        ready = posterior.on_accelerator(3, 2**20, True)
         return jax.vmap(
             lambda position: ready.unrounded_sum(
                 position, weight, clip, example_clip=most
@@ -521,7 +521,7 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
 
     together, norms = sums()
     monkeypatch.setattr(custom, "CPU_CACHE_BYTES", 0)  # no cache holds anything
-    assert own._is_large_device == (jax.default_backend() == "cpu")
+    assert posterior._is_large_device == (jax.default_backend() == "cpu")
     one_by_one, others = sums()
     np.testing.assert_allclose(one_by_one.double, together.double, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(others, norms, rtol=1e-5)
@@ -529,7 +529,7 @@ def test_microbatches_and_chains_one_by_one_change_nothing(monkeypatch):
     for position, actual in zip(theta, together.double, strict=True):
         records = []
         for device in range(4):
-            rows = {name: values[device] for name, values in own.data.items()}
+            rows = {name: values[device] for name, values in posterior.data.items()}
             record_gradients = -np.asarray(
                 jax.vmap(jax.grad(likelihood), (None, 0))(position, rows), float
             )

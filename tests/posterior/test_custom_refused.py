@@ -12,7 +12,7 @@ import pytest
 import wflmc
 
 from ..error_tools import raises_input_error
-from .custom_tools import GAUSSIAN, as_own, gaussian_likelihood, gaussian_prior
+from .custom_tools import GAUSSIAN, as_custom, gaussian_likelihood, gaussian_prior
 
 KEY = jax.random.key(3)
 
@@ -189,24 +189,24 @@ def test_wrong_models_are_refused_in_words():
 
 
 def test_wrong_calls_of_a_posterior_are_refused_in_words():
-    own = as_own(GAUSSIAN, mu=1.0, L=90.0)
+    custom = as_custom(GAUSSIAN, mu=1.0, L=90.0)
     for call in (
-        own.unflatten,
-        own.example_norms,
-        lambda t: own.predictive(gaussian_likelihood, t, np.ones(3)),
+        custom.unflatten,
+        custom.example_norms,
+        lambda t: custom.predictive(gaussian_likelihood, t, np.ones(3)),
     ):
         with raises_input_error("theta", "(1, 2, 7)", "m = 5"):
             call(np.zeros((1, 2, 7)))
     with raises_input_error("theta", "theta[chain, draw, m]"):
-        own.predictive(lambda t, u: t @ u, np.zeros(5), np.ones((3, 5)))
+        custom.predictive(lambda t, u: t @ u, np.zeros(5), np.ones((3, 5)))
     with raises_input_error("function", "weights", "(5,)"):
-        own.predictive(
+        custom.predictive(
             lambda t, u: t["weights"] @ u, np.zeros((1, 1, 5)), np.ones((3, 5))
         )
     with raises_input_error("device", "0 and 5", value=6):
-        own.device(6)
+        custom.device(6)
     with raises_input_error("init", "prior", "zero", value="mode"):
-        own.draw_initial(KEY, "mode")
+        custom.draw_initial(KEY, "mode")
 
 
 def printing(p, e):

@@ -186,8 +186,8 @@ def test_memory_does_not_grow_with_the_devices(rows):
             jnp.ones((50, devices)),
         )
         sums = jax.make_jaxpr(jax.vmap(posterior.clipped_sum))(*arguments)
-        every = jax.make_jaxpr(jax.vmap(posterior.gradients))(arguments[0])
-        return max(results_of(sums.jaxpr)), max(results_of(every.jaxpr))
+        all_gradients = jax.make_jaxpr(jax.vmap(posterior.gradients))(arguments[0])
+        return max(results_of(sums.jaxpr)), max(results_of(all_gradients.jaxpr))
 
     ten_devices, many_devices = memory_of(10), memory_of(200)
     assert many_devices[0] - ten_devices[0] < 0.1 * 50 * 200 * 100

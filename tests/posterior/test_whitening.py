@@ -70,25 +70,29 @@ def test_directions_without_variance_are_left_finite():
 
 @pytest.mark.parametrize("intercept", [False, True])
 def test_gaussian_posterior_is_the_same_whatever_the_coordinates(intercept):
-    own = gaussian(intercept=intercept, prior_std=0.3)
-    other = own.whitened()
-    np.testing.assert_allclose(other.exact.mean, own.exact.mean, rtol=1e-8)
-    np.testing.assert_allclose(other.exact.covariance, own.exact.covariance, rtol=1e-8)
+    original = gaussian(intercept=intercept, prior_std=0.3)
+    other = original.whitened()
+    np.testing.assert_allclose(other.exact.mean, original.exact.mean, rtol=1e-8)
     np.testing.assert_allclose(
-        start_covariance(other), start_covariance(own), atol=1e-12
+        other.exact.covariance, original.exact.covariance, rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        start_covariance(other), start_covariance(original), atol=1e-12
     )
     # Whitening covers data and prior together.
     assert other.L / other.mu == pytest.approx(1)
-    assert other.digest == own.digest
+    assert other.digest == original.digest
 
 
 def test_a_prior_on_whitened_coordinates_is_another_prior():
-    own = gaussian(intercept=True)
+    original = gaussian(intercept=True)
     std = 0.2
-    rows = own.covariates
+    rows = original.covariates
     W = whitening(rows.mean(0), np.cov(rows.T, bias=True), True)
-    u = own.features[np.arange(own.features.shape[1]) < own.sizes[:, None]]
-    v = own.target[np.arange(own.target.shape[1]) < own.sizes[:, None]]
+    u = original.features[
+        np.arange(original.features.shape[1]) < original.sizes[:, None]
+    ]
+    v = original.target[np.arange(original.target.shape[1]) < original.sizes[:, None]]
     prior = std**2 * W.T @ W  # of θ = Wᵀφ
     covariance = np.linalg.inv(u.T @ u + np.linalg.inv(prior))
     other = gaussian(intercept=True, prior_std=std).whitened(prior_on="whitened")
@@ -96,13 +100,13 @@ def test_a_prior_on_whitened_coordinates_is_another_prior():
     np.testing.assert_allclose(other.exact.mean, covariance @ (u.T @ v), rtol=1e-7)
     np.testing.assert_allclose(start_covariance(other), prior, rtol=1e-9)
     with raises_input_error("prior_on", value="elsewhere"):
-        own.whitened(prior_on="elsewhere")
+        original.whitened(prior_on="elsewhere")
 
 
 def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
     """Against the exact posterior: estimate and floor of perfect samples, in the parameters' own coordinates."""
-    own = gaussian(intercept=True)
-    other = own.whitened()
+    original = gaussian(intercept=True)
+    other = original.whitened()
     link = wflmc.Link(channel.static(), snr_db=60)
     step = 0.1 / (other.mu + other.L)
     plan = wflmc.plan(
@@ -118,9 +122,9 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
     trace = wflmc.sample(KEY, other, plan, 2000)
     exact = wflmc.exact_w2_sq(other, plan)
     evaluation = wflmc.evaluate(trace, other)
-    assert exact[-1] < 0.02 * np.trace(own.exact.covariance)
-    error = (trace.theta[:, -1].mean(0) - own.mean) / np.sqrt(
-        np.diag(own.covariance) / 2000
+    assert exact[-1] < 0.02 * np.trace(original.exact.covariance)
+    error = (trace.theta[:, -1].mean(0) - original.mean) / np.sqrt(
+        np.diag(original.covariance) / 2000
     )
     assert np.abs(error).max() < 4
     law = other.law(plan.step_size, plan.weight, plan.noise_variance, "zero")
@@ -128,7 +132,7 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
     assert np.abs(spread - 1).max() < 4 * np.sqrt(2 / 2000)
     assert (
         evaluation.w2_sq.worst
-        < 5 * np.trace(own.exact.covariance) / 2000 * 5 + exact[300:].max() * 1.2
+        < 5 * np.trace(original.exact.covariance) / 2000 * 5 + exact[300:].max() * 1.2
     )
     goes_on = wflmc.sample(
         KEY, other, plan.from_round(310), 2000, initial=trace.theta[:, 9]
@@ -141,19 +145,21 @@ def test_chains_in_whitened_coordinates_reach_the_posterior_of_the_parameters():
 @pytest.mark.parametrize("rows", [20, 100])  # few rows on a device, and many
 @pytest.mark.parametrize("prior_on", ["parameters", "whitened"])
 def test_softmax_gradients_are_those_of_the_same_density(rows, prior_on):
-    own = labelled(rows, intercept=True, prior_std=0.7)
-    assert (own.features.shape[1] <= softmax_module.MAX_ROWS_OF_SHORT_DEVICE) == (
+    original = labelled(rows, intercept=True, prior_std=0.7)
+    assert (original.features.shape[1] <= softmax_module.MAX_ROWS_OF_SHORT_DEVICE) == (
         rows == 20
     )
-    other = own.whitened(prior_on=prior_on)
+    other = original.whitened(prior_on=prior_on)
     W = other.coordinates.matrix
     prior = (
         np.eye(5) / 0.49 if prior_on == "parameters" else np.linalg.inv(W.T @ W) / 0.49
     )
-    theta = np.random.default_rng(0).standard_normal(own.dim)
+    theta = np.random.default_rng(0).standard_normal(original.dim)
     phi = other.coordinates_of(theta)
     np.testing.assert_allclose(other.parameters(phi), theta, rtol=1e-9)
-    by_parameters = jax.jit(jax.grad(log_posterior))(jnp.asarray(theta), own, prior)
+    by_parameters = jax.jit(jax.grad(log_posterior))(
+        jnp.asarray(theta), original, prior
+    )
     # The chain rule: φ-gradient = W θ-gradient.
     expected = -(np.asarray(by_parameters).reshape(3, -1) @ W.T).ravel()
     ready = other.on_accelerator(1, 1e9)
@@ -207,13 +213,13 @@ def test_examples_are_clipped_in_the_chain_coordinates():
 
 
 def test_predictions_and_laplace_belong_to_the_parameters():
-    own = labelled(intercept=True)
-    other = own.whitened()
+    original = labelled(intercept=True)
+    other = original.whitened()
     mode, _ = other.laplace
-    np.testing.assert_allclose(other.parameters(mode), own.laplace[0], atol=2e-2)
-    theta = np.random.default_rng(2).standard_normal((2, 3, own.dim))
+    np.testing.assert_allclose(other.parameters(mode), original.laplace[0], atol=2e-2)
+    theta = np.random.default_rng(2).standard_normal((2, 3, original.dim))
     X, _ = correlated(7)
-    np.testing.assert_array_equal(own.predict(theta, X), other.predict(theta, X))
+    np.testing.assert_array_equal(original.predict(theta, X), other.predict(theta, X))
 
 
 def test_one_change_of_coordinates_is_enough():

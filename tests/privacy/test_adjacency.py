@@ -267,10 +267,13 @@ def test_a_ledger_of_another_adjacency_is_refused(tmp_path, six_devices):
 def test_terms_of_a_federation_carry_it(tmp_path, six_devices):
     link = wflmc.Link(channel.static(0.01), snr_db=40)
     terms = {}
-    for name, of in {"device": promise(), "record": promise(example_clip=9.0)}.items():
-        terms[name] = make_job(KEY, six_devices, link, planned(six_devices, of)).terms(
-            2
-        )
+    for name, privacy_promise in {
+        "device": promise(),
+        "record": promise(example_clip=9.0),
+    }.items():
+        terms[name] = make_job(
+            KEY, six_devices, link, planned(six_devices, privacy_promise)
+        ).terms(2)
         assert (terms[name].sensitivity, terms[name].promise.adjacency) == (
             15.0 if name == "device" else 4.5,
             "add-remove",

@@ -167,12 +167,12 @@ def test_noise_of_the_average_is_what_it_says():
 
 
 def test_wrong_requests_are_refused():
-    for keywords, what in (
+    for keywords, name in (
         ({"budget_fraction": 0.0}, "share"),
         ({"rounds": 2}, "rounds"),
         ({"clip": -1.0}, "clip"),
     ):
-        with raises_input_error(f"whiten_{what}", section="posterior"):
+        with raises_input_error(f"whiten_{name}", section="posterior"):
             released(**keywords)
     with raises_input_error("preconditioner", section="posterior"):
         preconditioning.release_whitening(

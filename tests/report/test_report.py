@@ -516,10 +516,10 @@ def test_what_the_page_sees_of_the_samples_decides(runs, name):
     assert "0.2" in resemblance.reason
     assert "|z| = " in resemblance.reason
     assert converged(bad).mark == "good"  # alone
-    said = [verdict for verdict in all_verdicts(bad) if verdict.mark == "good"]
+    good_verdicts = [verdict for verdict in all_verdicts(bad) if verdict.mark == "good"]
     assert not [
         v
-        for v in said
+        for v in good_verdicts
         if any(word in v.reason for word in ("agree", "far from", "noise", "resemble"))
     ]
     assert [v.mark for v in all_verdicts(bad)] == sorted(
@@ -577,7 +577,7 @@ def test_the_page_has_the_advice_that_was_asked_for(pages, copied):
 def test_clipping_in_words(runs):
     run = read_run(runs["gaussian"])
 
-    def said(rate, **changes):
+    def verdict_at(rate, **changes):
         clip_rate = run.summary.clip_rate.model_copy(update={"samples": rate})
         return clipped(
             dataclasses.replace(
@@ -588,12 +588,12 @@ def test_clipping_in_words(runs):
             )
         )
 
-    assert (said(0.0).mark, said(0.1).mark, said(0.6).mark) == (
+    assert (verdict_at(0.0).mark, verdict_at(0.1).mark, verdict_at(0.6).mark) == (
         "good",
         "note-mark",
         "bad",
     )
-    examples = said(0.0, example_clip_rate=0.04)
+    examples = verdict_at(0.0, example_clip_rate=0.04)
     assert examples.mark == "note-mark"
     assert "Often" not in examples.reason
     kinetic = read_run(runs["kinetic"])

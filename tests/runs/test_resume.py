@@ -137,12 +137,12 @@ def test_resuming_with_anything_else_is_refused(paid_setting, tmp_path):
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(paid_setting):
     posterior, link, plan = paid_setting
     whole = wflmc.sample(jax.random.key(1), posterior, plan, 5, keep_burn_in=True)
-    every = np.concatenate([whole.warmup, whole.theta], axis=1)
+    positions = np.concatenate([whole.warmup, whole.theta], axis=1)
     for start in (1, 13, 20):
         rest = plan.from_round(start)
         assert rest.burn_in == max(0, 13 - start)
         trace = wflmc.sample(
-            jax.random.key(1), posterior, rest, 5, initial=every[:, start - 1]
+            jax.random.key(1), posterior, rest, 5, initial=positions[:, start - 1]
         )
         np.testing.assert_array_equal(trace.theta, whole.theta[:, max(0, start - 13) :])
         np.testing.assert_allclose(rest.ledger + rest.spent, plan.spent, rtol=1e-12)

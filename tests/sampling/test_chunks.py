@@ -128,12 +128,14 @@ def test_samples_in_a_file(cases, kind, tmp_path):
 def test_rounds_in_blocks_with_and_without_burn_in(cases, monkeypatch):
     posterior, plans = cases["gaussian"]
     whole = wflmc.sample(jax.random.key(0), posterior, plans)
-    every = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
+    with_burn_in = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
     for block in (1, 3, 7, 12, 19) if FULL else (1, 12):
         monkeypatch.setattr(chunks, "BLOCK_WORK", block * 7 * posterior.work())
         assert_same_traces(wflmc.sample(jax.random.key(0), posterior, plans), whole)
         again = wflmc.sample(jax.random.key(0), posterior, plans, keep_burn_in=True)
-        np.testing.assert_allclose(again.warmup, every.warmup, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            again.warmup, with_burn_in.warmup, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_last_block_that_is_not_full_is_not_compiled_anew(cases, monkeypatch):

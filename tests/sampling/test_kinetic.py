@@ -177,14 +177,14 @@ def test_far_fewer_rounds_than_overdamped_at_condition_number_1000():
     target = 1e-2
     rounds = 6000
     everyone = np.ones((6000, 5))
-    every = count(10, 1)
+    stride = count(10, 1)
     slow = {}
     for step in np.geomspace(0.1, 1.95, count(4, 12)) / posterior.L:
         law = posterior.law(np.full(rounds, step), everyone, np.full(rounds, 2 * step))
         some = Gaussian(
-            law.mean[every - 1 :: every], law.covariance[every - 1 :: every]
+            law.mean[stride - 1 :: stride], law.covariance[stride - 1 :: stride]
         )
-        slow[step] = every * rounds_to(w2_squared(some, posterior.exact), target)
+        slow[step] = stride * rounds_to(w2_squared(some, posterior.exact), target)
     fast = {}
     for step in np.linspace(0.5, 1.95, count(4, 6)) / posterior.L**0.5:
         for friction in np.geomspace(0.5, 8, 7) * posterior.mu**0.5:

@@ -163,12 +163,14 @@ def test_the_rest_of_a_plan_goes_on_with_the_same_draws(six_devices):
     assert rest.bound is None
     assert np.isnan(rest.initial_w2_sq)
     after = wflmc.sample(jax.random.key(1), six_devices, rest, 5, initial=where)
-    every = wflmc.sample(jax.random.key(1), six_devices, long, 5)
-    np.testing.assert_allclose(after.theta, every.theta[:, 9:], rtol=1e-4, atol=1e-5)
+    in_one_run = wflmc.sample(jax.random.key(1), six_devices, long, 5)
+    np.testing.assert_allclose(
+        after.theta, in_one_run.theta[:, 9:], rtol=1e-4, atol=1e-5
+    )
     elsewhere = wflmc.sample(
         jax.random.key(1), six_devices, rest, 5, initial=first.theta[:, -1]
     )
-    assert np.abs(elsewhere.theta[:, 0] - every.theta[:, 9]).max() > 0.01
+    assert np.abs(elsewhere.theta[:, 0] - in_one_run.theta[:, 9]).max() > 0.01
     with raises_input_error("initial", "(5, 10)"):
         wflmc.sample(
             jax.random.key(1),
