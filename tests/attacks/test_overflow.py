@@ -37,19 +37,23 @@ def own(records):
 
 
 @pytest.mark.parametrize("unit", ["device", "record"])
-def test_a_record_without_a_gradient_adds_nothing(unit):
+def test_a_record_or_device_without_a_gradient_adds_nothing(unit):
     """At θ = 2 the record 2 has an infinite gradient, and its neighbour 9 a small one."""
     clips = np.array([3.0], np.float32)
     theta = jnp.full(1, 2.0)
-    sums = []
-    for records in ([4.0, 5.0, 2.0], [4.0, 5.0, 9.0]):
-        total, norm = own(records).unrounded_sum(
+    sums = {}
+    for name, last in {"infinite": [2.0], "small": [9.0], "absent": []}.items():
+        total, norm = own([4.0, 5.0, *last]).unrounded_sum(
             theta, np.ones(1), clips, None, clips if unit == "record" else None
         )
-        sums.append(total.double)
-        assert np.isnan(norm[0]) == (2.0 in records)
-    assert np.all(np.isfinite(sums))
-    assert np.abs(sums[0] - sums[1]).max() <= 6
+        sums[name] = total.double
+        assert np.isnan(norm[0]) == (name == "infinite")
+    # All gradients are within the clips. A record that is clipped by itself is left out
+    # of the sum; where only the device is clipped, the device as a whole is.
+    expected = sums["absent"] if unit == "record" else 0.0
+    np.testing.assert_allclose(sums["infinite"], expected, rtol=1e-6)
+    assert np.abs(sums["small"] - sums["absent"]).max() > 0.1
+    assert np.abs(sums["small"] - sums["infinite"]).max() <= 6
 
 
 def test_a_chain_of_a_simulation_stops_there():
