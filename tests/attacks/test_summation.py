@@ -85,7 +85,7 @@ def numbers_of_chains(model):
 
 
 def worst_of(model, terms, away, devices):
-    """The largest change of what arrives over what one clipped record, or device, may change: 2c or c, c = 1."""
+    """Return the largest change of the sum over what one clipped record, or device, may change: 2c or c, c = 1."""
     make, norm = MODELS[model]
     chains = numbers_of_chains(model)
     limits = (1e4, 1.0) if devices == 1 else (1.0, np.inf)
@@ -107,14 +107,16 @@ def worst_of(model, terms, away, devices):
 @pytest.mark.parametrize("records", RECORDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_one_record_moves_a_devices_sum_by_its_clip_at_most(model, records, adjacency):
-    assert worst_of(model, records, ADJACENCIES[adjacency], devices=1) <= 1 + ROUNDING
+    ratio = worst_of(model, records, ADJACENCIES[adjacency], devices=1)
+    assert 0.95 < ratio <= 1 + ROUNDING
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("model", MODELS)
 def test_one_device_moves_the_superposition_by_its_clip_at_most(model, adjacency):
     devices = count(4_000, 40_000)
-    assert worst_of(model, devices, ADJACENCIES[adjacency], devices) <= 1 + ROUNDING
+    ratio = worst_of(model, devices, ADJACENCIES[adjacency], devices)
+    assert 0.95 < ratio <= 1 + ROUNDING
 
 
 @pytest.mark.parametrize("away", ADJACENCIES.values())
