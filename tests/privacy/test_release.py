@@ -299,7 +299,7 @@ def test_a_round_of_a_release_knows_only_the_rounds_before():
     later = np.where(np.arange(16)[:, None] < 9, gains, 10 * gains)
     paired = [
         preconditioning.release_whitening(
-            KEY, gaussian(), wflmc.Link(channel.from_array(h), 30), PROMISE["device"]
+            KEY, gaussian(), wflmc.Link(channel.from_array(h), -20), PROMISE["device"]
         )
         for h in (gains, later)
     ]
@@ -388,3 +388,62 @@ def test_the_lattice_has_room_for_what_arrives_more_strongly_than_intended(monke
     release.receive(3, sums, reach=2.0, moved_by=4.0, budget_fraction=0.5)
     np.testing.assert_allclose(norms, limits)
     assert release.mismatch.max() > 5
+
+
+@pytest.mark.parametrize("weak_gain", [1e-6, 1e-13])
+def test_a_weak_device_pays_for_the_rounding_of_what_strong_ones_send(weak_gain):
+    """The server receives one rounded sum. Its error is that of the strongest term."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([1, 1])
+    link = wflmc.Link(channel.from_array([[1.0, weak_gain]]), snr_db=0)
+    signals = []
+
+    class Recorder(releases.ReleaseChannel):
+        def _add_noise(self, signal, loss, total):
+            signals.append(signal[0])
+            return signal
+
+    worst = 0.0
+    for strong in rng.uniform(-1, 1, 200):
+        for weak in (-1.0, 1.0):
+            air = Recorder(
+                KEY,
+                link,
+                wflmc.Privacy(50, 0.1, 60),
+                sizes,
+                uses=1,
+                rounds=range(1),
+                settings=np.zeros(1),
+            )
+            air.receive(
+                1, np.array([[strong], [weak]]), reach=1, moved_by=2, budget_fraction=1
+            )
+        left, right = signals[-2:]
+        worst = max(worst, float(np.abs(left - right)[0]))
+    charged = np.sqrt(2 * air.losses[0][0, 1])
+    change = 2 * weak_gain
+    assert worst > change * (1 + 1e-11)  # Rounding is more than the device's own.
+    assert worst <= charged
+    assert charged <= worst + 4 * np.finfo(float).eps
+
+
+def test_rounding_is_within_the_budget_and_silences_who_cannot_pay_for_it():
+    """Device 2 may lose less than the rounding of what the others send costs it."""
+    privacy = wflmc.Privacy([8, 8, 1e-30], [0.01, 0.01, 1e-300], 60)
+    air = releases.ReleaseChannel(
+        KEY,
+        releases.ideal_link(),
+        privacy,
+        np.array([4, 4, 4]),
+        uses=1,
+        rounds=range(1),
+        settings=np.zeros(1),
+    )
+    sums = np.ones((3, 2))
+    received = air.receive(1, sums, reach=2.0, moved_by=4.0, budget_fraction=0.5)
+    assert np.all(np.isfinite(received.mean))
+    allowed = 0.5 * privacy.budget(3)
+    loss = air.losses[0][0]
+    assert np.all(loss <= allowed)
+    np.testing.assert_allclose(loss[:2], allowed[:2], rtol=1e-12)
+    assert loss[2] == 0.0

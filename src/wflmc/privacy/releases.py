@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.channel import Link, static
 from wflmc.privacy import Privacy
 from wflmc.privacy.lattice import Lattice
+from wflmc.support.errors import InputError
 from wflmc.support.keys import digest
 
 Array = NDArray[np.float64]
@@ -22,7 +23,15 @@ Array = NDArray[np.float64]
 IDEAL_SNR_DB = 200.0
 """SNR in dB at which channel noise is negligible beside any noise for privacy."""
 FLOAT64_EPSILON = 2.0**-52
-"""Relative spacing of float64: the rounding that sums over devices are charged for."""
+"""Twice the relative error of one operation in float64: both neighbours have one."""
+CLIPPING_OPERATIONS = 8
+"""More than the roundings of a clipped sum, besides those of its squared norm."""
+TERM_ERROR = 2.0**-36
+"""Relative rounding of the term of one example, and of a loss, that is charged for.
+
+A row of d numbers that is clipped in float64 may be too long by a relative
+(d/2 + 4) 2⁻⁵³, which is less than half of this up to d = 2¹⁷.
+"""
 SMALLEST_NORM = 1e-300
 """In the place of a norm of zero, which is divided by."""
 
@@ -139,15 +148,20 @@ class ReleaseChannel:
             rounds: how many rounds the release takes.
             sums: of the examples of each device, [K, n]; longer ones are clipped to
                 N_k times `reach`.
-            reach: the largest norm that one example adds to a sum; N_k times it is
-                sent at full power.
+            reach: N_k times it is sent at full power: the largest norm that one example
+                adds to a sum, or less.
             moved_by: the largest norm by which one example, replaced or left empty,
-                moves a sum. Used where the promise is about records.
+                moves a sum. Used where the promise is about records. No example adds
+                more than the larger of `reach` and `moved_by`.
             budget_fraction: of every device's budget, for all of these rounds.
 
         Returns:
             The mean over all examples as the server receives it, in which devices that
             arrive more weakly count for less, and its noise.
+
+        Raises:
+            InputError: if the rounding of sums alone would take every device's budget;
+                or, with `exact`, if a device arrives too weakly to be hidden.
         """
         first = sum(map(len, self.losses))
         block = slice(first, first + rounds)
@@ -159,13 +173,11 @@ class ReleaseChannel:
 
         root_snr = np.sqrt(self.link.snr(devices) * self.uses)
         full_amplitude = self.known_gains[block] * root_snr / limit
-        change = self._largest_change(limit, moved_by, entries)
-        full_loss = (self.link.uncertainty * full_amplitude * change) ** 2 / 2
-        # Every round may spend the same, so that it need not know the others' gains.
+        # Every round may spend the same: it need not know the gains of the others.
         allowed_loss = budget_fraction * self.privacy.budget(devices) / rounds
-        power_fraction = np.minimum(1.0, allowed_loss / full_loss)
-        loss = full_loss * power_fraction
-        amplitude = full_amplitude * np.sqrt(power_fraction)
+        longest_term = max(reach, moved_by)
+        change = self._largest_change(limit, moved_by, longest_term, entries)
+        amplitude, loss = self._pay(full_amplitude, change, limit, allowed_loss)
 
         self.losses.append(loss)
         arriving = amplitude * self.mismatch[block]
@@ -173,24 +185,72 @@ class ReleaseChannel:
 
         weight = amplitude.sum(1)
         total_weight = float(weight @ (amplitude @ self.sizes))
+        if total_weight == 0:
+            raise InputError(
+                "epsilon",
+                self.privacy.epsilon,
+                "larger: the rounding of a sum in float64 would take every budget",
+                section="privacy",
+            )
         mean = weight @ received / total_weight
         return ReceivedMean(mean, float(np.linalg.norm(weight)) / total_weight)
 
-    def _largest_change(self, limit: Array, moved_by: float, entries: int) -> Array:
+    def _largest_change(
+        self, limit: Array, moved_by: float, longest_term: float, entries: int
+    ) -> Array:
         """Return the largest norm by which neighbouring data move a sent sum, [K].
 
-        Sums in float64 change by a little more than exact ones do
-        (docs/explanation/privacy.md, Sums): their error is at most u for each addition
-        that a term goes through, times the sum of all terms' norms.
+        A sum in float64 changes by a little more than the exact one: both neighbours'
+        sums are rounded, and then clipped in float64
+        (docs/explanation/privacy.md, "Releases before the first round").
+
+        Args:
+            limit: the norm to which sums are clipped, [K].
+            moved_by: as of `receive`.
+            longest_term: the largest norm of what one example adds to a sum.
+            entries: n, the numbers of a sum.
         """
         change = 2 * limit
         if self.privacy.unit == "record":
             change = np.minimum(moved_by, change)
         elif self.privacy.adjacency == "add-remove":  # a silent device sends nothing
             change = limit
-        additions = self.sizes.size + self.sizes.max() + entries
-        rounding = additions * self.sizes.sum() * FLOAT64_EPSILON
-        return np.asarray(change * (1 + rounding))
+        operations = self.sizes + entries + CLIPPING_OPERATIONS
+        rounding = operations * FLOAT64_EPSILON * self.sizes * longest_term
+        return np.asarray(change * (1 + TERM_ERROR) + rounding)
+
+    def _pay(
+        self, full_amplitude: Array, change: Array, limit: Array, allowed_loss: Array
+    ) -> tuple[Array, Array]:
+        """Return the amplitudes that devices can afford, and what they cost.
+
+        The server receives one rounded sum over devices. Its rounding is relative to
+        all that arrives, however weakly a device arrives itself, and is part of every
+        device's loss. A device whose allowed loss is less than that is silent: what
+        then arrives does not depend on its data.
+
+        Args:
+            full_amplitude: at full power, [round, K].
+            change: the largest change of a device's sum, [K].
+            limit: the largest norm of a device's sum, [K].
+            allowed_loss: of a round, [K].
+
+        Returns:
+            The amplitudes and the losses, each [round, K].
+        """
+        arriving_change = self.link.uncertainty * change
+        allowed_change = np.sqrt(2 * allowed_loss)
+        # No amplitude is larger than without rounding, and so the total is a bound.
+        largest_amplitude = np.minimum(full_amplitude, allowed_change / arriving_change)
+        total = self.link.uncertainty * largest_amplitude @ limit
+        rounding = (limit.size + 1) * FLOAT64_EPSILON * total[:, None]
+
+        affordable_change = np.maximum(allowed_change - rounding, 0.0)
+        amplitude = np.minimum(full_amplitude, affordable_change / arriving_change)
+        loss = (amplitude * arriving_change + rounding) ** 2 / 2
+        # Their own rounding, which `TERM_ERROR` covers, could exceed what is allowed.
+        loss = np.minimum(loss, allowed_loss)
+        return amplitude, np.where(amplitude > 0, loss, 0.0)
 
     def _add_noise(self, signal: Array, loss: Array, total: Array) -> Array:
         """Return a signal[round, n] with noise of variance 1.
