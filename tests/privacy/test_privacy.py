@@ -75,6 +75,18 @@ def test_no_epsilon_is_too_small_for_a_small_loss():
     assert exact == pytest.approx(1e-20, rel=1e-9)
 
 
+@pytest.mark.parametrize("epsilon", [1e12, 1e17, 1e20, 1e23])
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5])
+def test_no_loss_is_underrated_however_large_the_promise(epsilon, delta):
+    """Where a float of the size of ε lies next to one that is 10⁷ further."""
+    mu = float(np.sqrt(2 * privacy.budget(epsilon, delta)))
+    assert log_delta(epsilon, mu) <= np.log(delta) + 1e-5
+    sufficient = float(privacy.epsilon_spent(mu**2 / 2, delta))
+    assert log_delta(sufficient, mu) <= np.log(delta) + 1e-5
+    stated = float(np.log(privacy.delta_spent(mu**2 / 2, epsilon)))
+    assert stated == pytest.approx(float(log_delta(epsilon, mu)), rel=1e-3, abs=1e-6)
+
+
 @pytest.mark.parametrize("epsilon", [1e30, 1e50])
 def test_a_budget_beyond_the_range_is_the_largest_of_it(epsilon):
     assert privacy.budget(epsilon, 0.5) == pytest.approx(5e23)

@@ -91,7 +91,9 @@ def _log_delta(epsilon: Array, mu: Array) -> Array:
         b = -epsilon / mu - mu / 2
         scaled = _log_delta_by_erfcx(a, b, mu)
         body = special.log_ndtr(a)
-        log_ratio = np.minimum(epsilon + special.log_ndtr(b) - body, 0.0)
+        # log e^ε Φ(b), by the factor φ(a): a large ε and log Φ(b) would cancel.
+        log_subtracted = -LOG_2 - a**2 / 2 + np.log(special.erfcx(-b / SQRT_2))
+        log_ratio = np.minimum(log_subtracted - body, 0.0)
         body = body + np.log1p(-np.exp(log_ratio))
     is_cancelling = (a < 0) | (mu / SQRT_2 < SLOPE_BELOW)
     return np.where(is_cancelling, scaled, body)
@@ -237,8 +239,8 @@ def budget(epsilon: ArrayLike, delta: ArrayLike, accountant: str = "exact") -> A
     A device whose rounds cost it $\sum_s 2(\alpha_s s)^2/N_0 \le R$ is
     (ε, δ)-differentially private against a server that sees everything it receives,
     for the adjacency that its sensitivity $s$ belongs to. `exact` is exact but for
-    rounding for ε from 1e-6 to 1e4 and δ down to 1e-300, and beyond that never too
-    large: it stops at 5e23, and is that of `paper` below 5e-81. `paper` is smaller.
+    rounding for ε from 1e-6 to 1e4 and δ down to 1e-300, and beyond that not too large
+    either: it stops at 5e23, and is that of `paper` below 5e-81. `paper` is smaller.
 
     Args:
         epsilon: ε, above 0, of any shape.
