@@ -132,7 +132,7 @@ def added(posterior, theta, weight, clip, example_clip, key) -> Sum:
 
 
 def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
-    """The largest change that the search finds, over what is paid for."""
+    """Return the largest change that the search finds, over what is paid for."""
     rng = np.random.default_rng(length)
     best = random_choice(np.random.default_rng(0))
     largest_ratio = -1.0
@@ -172,6 +172,8 @@ def largest(make, length, devices, clip, example_clip, tries, own_theta=False):
     return largest_ratio
 
 
+CLOSE = 0.8
+"""Of what is paid for: all searches come closer, so no sum is lost."""
 RECORDS = (2, 300, 3000, *((100_000,) if FULL else ()))
 
 
@@ -179,28 +181,31 @@ RECORDS = (2, 300, 3000, *((100_000,) if FULL else ()))
 @pytest.mark.parametrize("make", [linear, classes, own, batches])
 def test_records_of_a_device(make, length):
     for clip in (1e5, 3.0):
-        assert largest(make, length, 1, clip, 1.0, count(3, 100)) <= 1
+        ratio = largest(make, length, 1, clip, 1.0, count(3, 100))
+        assert CLOSE < ratio <= 1
 
 
 @pytest.mark.parametrize("devices", [30, count(2000, 40_000)])
 @pytest.mark.parametrize("make", [linear, classes, own])
 def test_devices(make, devices):
-    assert largest(make, devices, devices, 2.0, np.inf, count(3, 60)) <= 1
+    ratio = largest(make, devices, devices, 2.0, np.inf, count(3, 60))
+    assert CLOSE < ratio <= 1
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_devices_of_few_rows(rows):
     devices = count(300, 5000)
     for clip, example_clip in ((5.0, np.inf), (5.0, 1.0), (0.5, 1.0)):
-        assert (
-            largest(classes, rows * devices, devices, clip, example_clip, count(2, 60))
-            <= 1
+        ratio = largest(
+            classes, rows * devices, devices, clip, example_clip, count(2, 60)
         )
+        assert CLOSE < ratio <= 1
 
 
 def test_devices_that_hear_unlike_broadcasts():
     for make in (linear, classes, own):
-        assert largest(make, 400, 200, 3.0, 1.0, count(2, 60), own_theta=True) <= 1
+        ratio = largest(make, 400, 200, 3.0, 1.0, count(2, 60), own_theta=True)
+        assert CLOSE < ratio <= 1
 
 
 @pytest.mark.parametrize("make", [linear, classes, own])
@@ -228,4 +233,4 @@ def test_devices_of_unlike_clips(make, ratio):
             for side in pair
         )
         worst = max(worst, float(np.linalg.norm(first - second)) / 2)
-    assert worst <= 1
+    assert CLOSE < worst <= 1
