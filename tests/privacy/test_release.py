@@ -171,6 +171,8 @@ def test_wrong_requests_are_refused():
         ({"budget_fraction": 0.0}, "share"),
         ({"rounds": 2}, "rounds"),
         ({"clip": -1.0}, "clip"),
+        ({"clip": 1e-80}, "clip"),
+        ({"clip": 1e80}, "clip"),
     ):
         with raises_input_error(f"whiten_{name}", section="posterior"):
             released(**keywords)
@@ -447,3 +449,16 @@ def test_rounding_is_within_the_budget_and_silences_who_cannot_pay_for_it():
     assert np.all(loss <= allowed)
     np.testing.assert_allclose(loss[:2], allowed[:2], rtol=1e-12)
     assert loss[2] == 0.0
+
+
+def test_new_noise_is_paid_for_again():
+    """Exact noise does not repeat: a second release tells more than the first."""
+    posterior = gaussian()
+    promise = PROMISE["record"]
+    ledger = wflmc.privacy.Ledger(promise, 5, subject=posterior.digest)
+    for count in (1, 2):
+        release = preconditioning.release_whitening(
+            KEY, posterior, releases.ideal_link(), promise, exact=True
+        )
+        ledger.charge(release.name, 0, release.loss, release.noise)
+        np.testing.assert_allclose(ledger.spent, count * release.spent)

@@ -6,6 +6,7 @@ so that its loss adds to that of the gradients and is taken from the same budget
 (docs/explanation/privacy.md, "The whitening release").
 """
 
+import secrets
 from typing import NamedTuple
 
 import jax
@@ -124,8 +125,9 @@ class ReleaseChannel:
         if privacy.adjacency != "replace":
             facts.append(privacy.adjacency.encode())
         seed = digest(np.asarray(jax.random.key_data(key)), *facts)
-        self.noise_name = digest(seed.encode())
-        """A name for the noise, for ledgers: the noise cannot be drawn from it."""
+        self.noise_name = secrets.token_hex(16) if exact else digest(seed.encode())
+        """A name for the noise, for ledgers: the noise cannot be drawn from it. Exact
+        noise is new in every release, which therefore costs again."""
         self._generator = np.random.default_rng(int(seed, 16))
 
     def receive(

@@ -19,6 +19,7 @@ from wflmc.channel import Link
 from wflmc.posterior import whitening
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import Privacy
+from wflmc.privacy.promise import CLIPS
 from wflmc.privacy.releases import ReleaseChannel, clip_rows
 from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, digest
@@ -44,7 +45,8 @@ class Release(NamedTuple):
     loss: Array
     """Privacy loss of every round and device, [rounds, K]."""
     name: str
-    """A name for everything that was sent, under which a ledger is charged."""
+    """A name for everything that was sent, under which a ledger is charged. A release
+    with exact noise never has the name of another."""
     noise: str
     """A name for its noise."""
     noise_level: float
@@ -139,10 +141,8 @@ def release_whitening(
     rows = posterior.features[..., :-1] if posterior.intercept else posterior.features
     dim = rows.shape[-1]
     radius = dim**0.5 if clip is None else clip
-    if not 0 < radius < np.inf:
-        raise InputError(
-            "whiten_clip", radius, "finite and above 0", section="posterior"
-        )
+    if not CLIPS.contains(np.asarray(radius)):
+        raise InputError("whiten_clip", radius, str(CLIPS), section="posterior")
     is_real = np.arange(rows.shape[1]) < posterior.sizes[:, None]
     release_channel = ReleaseChannel(
         key,
