@@ -329,9 +329,12 @@ class _Summary:
         precision = self.rounds.precision
         posterior_variance = float((1 / precision).sum())
         draws = rounds.w2_sq.size
-        summary = np.mean if average else np.max
-        w2_sq = float(summary(rounds.w2_sq))
-        scaled_w2_sq = float(summary(rounds.scaled_w2_sq))
+
+        def summary(values: Array) -> float:
+            return float(np.mean(values) if average else np.max(values))
+
+        w2_sq = summary(rounds.w2_sq)
+        scaled_w2_sq = summary(rounds.scaled_w2_sq)
         variance_of_mean = float(_nan_as_infinite(self.sum_variance)) / draws**2
         return ChainForecast(
             w2_sq=w2_sq / posterior_variance,

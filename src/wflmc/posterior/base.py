@@ -357,7 +357,7 @@ class Posterior(SumsGradients, Protocol):
         Returns:
             The bound, [...]; multiply it by the variance of the downlink noise.
         """
-        total_weight = np.sum(weight, axis=-1)
+        total_weight = np.sum(np.asarray(weight), axis=-1)
         return np.asarray(self.dim * (total_weight * self.L) ** 2)
 
     def expansion(self, step_size: float, weight: ArrayLike) -> float:

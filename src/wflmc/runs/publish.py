@@ -433,8 +433,8 @@ def _promise_text(finished: FinishedRun) -> str:
     """Return the promise in sentences, restrictions first."""
     section = finished.scenario.privacy
     adjacency = finished.plan.privacy.adjacency
-    epsilon = np.max(section.epsilon or 0)
-    delta = np.max(section.delta or 0)
+    epsilon = np.max(np.asarray(section.epsilon or 0))
+    delta = np.max(np.asarray(section.delta or 0))
     restrictions = ""
     if finished.not_covered:
         restrictions = "Epsilon does not hold for what is listed as not covered. "

@@ -6,7 +6,7 @@ without importing xarray, which takes longer than most runs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -248,7 +248,7 @@ def name_leaves(
     variables: dict[str, Variable] = {}
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if _is_unnamed_pair(tree, len(leaves)):
-        pair = {"X": tree[0], "y": tree[1]}  # type: ignore[index]
+        pair = {"X": tree[0], "y": tree[1]}
         leaves = jax.tree_util.tree_leaves_with_path(pair)
     for path, leaf in leaves:
         tree_name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -263,7 +263,9 @@ def name_leaves(
     return variables
 
 
-def _is_unnamed_pair(tree: object, leaf_count: int) -> bool:
+def _is_unnamed_pair(
+    tree: ArrayTree | ShapeTree, leaf_count: int
+) -> TypeGuard[Sequence[ArrayTree | ShapeTree]]:
     """Return whether a tree is a plain tuple or list of two arrays.
 
     A named tuple has names of its own, and is no such pair.

@@ -87,14 +87,14 @@ def _map_jaxpr(
 ) -> "Jaxpr":
     """Return equations, and those of the functions that they call, changed."""
     # This import brings Pallas along, which `wflmc plan` need not wait for.
-    from jax.extend.core import ClosedJaxpr
+    from jax.extend.core import ClosedJaxpr, Jaxpr
 
     def changed_value(value: object) -> object:
-        if not is_jaxpr(value):
-            return value
         if isinstance(value, ClosedJaxpr):
             return map_equations(value, change)
-        return _map_jaxpr(value, change)
+        if isinstance(value, Jaxpr):
+            return _map_jaxpr(value, change)
+        return value
 
     def changed_equation(equation: "JaxprEqn") -> "JaxprEqn":
         params = jax.tree.map(changed_value, equation.params, is_leaf=is_jaxpr)
@@ -315,7 +315,8 @@ class RecordGradient:
                 sources[id(output)] = equation
         self._outputs = [_factored(sources, out) for out in traced.jaxpr.outvars]
         vectors = [vector for output in self._outputs for vector in output.vectors]
-        jaxpr = traced.jaxpr.replace(outvars=vectors)
+        jaxpr: Jaxpr = traced.jaxpr
+        jaxpr = jaxpr.replace(outvars=vectors)  # type: ignore[no-untyped-call]
         self._run = partial(run_traced, _with_jaxpr(traced, jaxpr))
 
     @property

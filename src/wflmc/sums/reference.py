@@ -77,10 +77,11 @@ def record_clipped_sum(
         [m].
     """
     limits = np.asarray(example_clip, dtype=float)
+    prior_gradient = np.asarray(prior_share)
     gradients = []
     for records, limit in zip(record_gradients, limits, strict=True):
         clipped = clip_vectors(records, limit)
-        gradients.append(clipped.sum(0) + prior_share)
+        gradients.append(clipped.sum(0) + prior_gradient)
     return device_clipped_sum(gradients, weight, clip)
 
 
@@ -128,7 +129,7 @@ def gaussian_device_gradients(
         [K, m].
     """
     records = gaussian_record_gradients(theta, features, target)
-    return np.asarray(records.sum(-2) + prior_share)
+    return np.asarray(records.sum(-2) + np.asarray(prior_share))
 
 
 def softmax_residuals(

@@ -10,6 +10,7 @@ import operator
 import secrets
 import zlib
 from functools import reduce
+from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,19 @@ DIGEST_CHARACTERS = 32
 """Hexadecimal digits of a digest, which are 128 bits."""
 RAW_KEY_SHAPES = ((2,), (4,))
 """Shapes of JAX's old-style keys, of Threefry-2x32 and of the other generators."""
+
+
+class KeyOptions(Protocol):
+    """JAX's options about keys, whose types JAX does not declare."""
+
+    jax_default_prng_impl: str
+    """The kind of key that `jax.random.key` makes."""
+    jax_threefry_partitionable: bool
+    """Whether keys are split in the way that is JAX's default."""
+
+
+JAX_OPTIONS = cast(KeyOptions, jax.config)
+"""The options as they are when they are read."""
 
 
 def check_key(key: object, name: str = "key") -> None:
@@ -116,7 +130,7 @@ def seeded(seed: int) -> jax.Array:
 
 def _is_usual_seed(seed: int) -> bool:
     """Return whether a seed has 32 bits, and keys are of the usual kind."""
-    is_usual_kind: bool = jax.config.jax_default_prng_impl == "threefry2x32"  # type: ignore[attr-defined]
+    is_usual_kind = JAX_OPTIONS.jax_default_prng_impl == "threefry2x32"
     return is_usual_kind and 0 <= operator.index(seed) <= MAX_WORD
 
 
@@ -125,7 +139,7 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     A usual key has two words, and JAX splits keys in its default, partitionable way.
     """
-    is_default = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    is_default = JAX_OPTIONS.jax_threefry_partitionable
     if not is_default or len(_words(key)) != 2:
         first, second = jax.random.split(key)
     else:

@@ -462,7 +462,8 @@ def turning(key: jax.Array, target: Target, trials: int, mu_limit: float) -> Att
     device = target.device
     gain = target.plan.gain
     mask = _part_of_rounds(target, mu_limit)
-    signs = host_generator(key, "signs").choice([-1.0, 1.0], size=gain.size)
+    both_signs = np.array([-1.0, 1.0])
+    signs = host_generator(key, "signs").choice(both_signs, size=gain.size)
     earlier, later = pairs(mask)
     signs[later] = -signs[earlier]
     constant_signal = target.signal[:, device]

@@ -255,13 +255,13 @@ def _limiting_numbers(scenario: Scenario) -> dict[str, float]:
     }
     largest = {"clip": privacy.clip, "example_clip": privacy.example_clip}
     numbers = {
-        key: float(np.min(values))
+        key: float(np.min(np.asarray(values)))
         for key, values in smallest.items()
         if values is not None
     }
     for key, values in largest.items():
         if values is not None:
-            numbers[key] = float(np.max(values))
+            numbers[key] = float(np.max(np.asarray(values)))
     return numbers
 
 

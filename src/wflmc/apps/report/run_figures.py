@@ -631,7 +631,7 @@ def draw_scores(
     """
     if folder is None or not isinstance(evaluation.scores, Calibration):
         return []
-    snr_db = scenario.link.snr_db
+    snr_db = np.asarray(scenario.link.snr_db)
     ends = np.unique([np.min(snr_db), np.max(snr_db)])
     snr = " to ".join(f"{end:g}" for end in ends)
     subtitle = f"{scenario.policy.power}, {snr} dB"
