@@ -78,9 +78,9 @@ def test_density_is_that_of_the_network_by_hand(make):
     turn = (lambda w: w.T) if make is equinox else (lambda w: w)
     theta = np.concatenate([np.ravel(turn(WEIGHTS[name])) for name in order])[None]
     logits = np.tanh(X @ WEIGHTS["inner"]) @ WEIGHTS["outer"]
-    each = np.asarray(jax.nn.log_softmax(logits))[np.arange(24), Y]
+    log_densities = np.asarray(jax.nn.log_softmax(logits))[np.arange(24), Y]
     np.testing.assert_allclose(
-        np.sort(posterior.log_likelihood(theta)[0]), np.sort(each), rtol=1e-4
+        np.sort(posterior.log_likelihood(theta)[0]), np.sort(log_densities), rtol=1e-4
     )
     np.testing.assert_allclose(
         posterior.model.prior_cost(theta[0]), 0.5 * np.sum(theta**2) / 4, rtol=1e-5
@@ -100,10 +100,8 @@ def test_density_is_that_of_the_network_by_hand(make):
 def test_networks_say_why_parameters_cannot_mix():
     pytest.importorskip("equinox", reason="pip install equinox")
     posterior = equinox()
-    link, privacy = (
-        wflmc.Link(wflmc.channel.static(), snr_db=100),
-        wflmc.Privacy(clip=1e3),
-    )
+    link = wflmc.Link(wflmc.channel.static(), snr_db=100)
+    privacy = wflmc.Privacy(clip=1e3)
     # So short that nothing mixes.
     how = {
         "step_size": 1e-6,
@@ -112,12 +110,12 @@ def test_networks_say_why_parameters_cannot_mix():
         "initial_w2_sq": 1.0,
     }
     plan = wflmc.plan(posterior, link, privacy, **how)
-    apart = RNG.normal(size=(3, posterior.dim))
-    trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3, initial=apart)
-    found = wflmc.evaluate(
+    starts = RNG.normal(size=(3, posterior.dim))
+    trace = wflmc.sample(jax.random.key(0), posterior, plan, chains=3, initial=starts)
+    evaluation = wflmc.evaluate(
         trace, posterior, functions={"first": lambda net: posterior.apply(net, X[0])}
     )
-    text = " ".join(found.warnings)
+    text = " ".join(evaluation.warnings)
     assert "can change places" in text
     assert "R-hat of first" in text
 
