@@ -120,6 +120,8 @@ def small_problem(budget, power_cap):
         budget=np.array(budget),
         power_cap=np.full(4, power_cap),
         floor=np.full(4, 1e-6),
+        dim=1,
+        temperature=np.ones(4),
     )
 
 

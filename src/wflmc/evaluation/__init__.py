@@ -17,6 +17,7 @@ from wflmc.evaluation.wasserstein import (
     estimate_w2_sq,
     exact_ess,
     exact_law,
+    exact_spread,
     exact_w2_sq,
     floor_w2_sq,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate",
     "exact_ess",
     "exact_law",
+    "exact_spread",
     "exact_w2_sq",
     "floor_w2_sq",
     "noise_aware",

@@ -20,6 +20,7 @@ from wflmc.evaluation.scores import (
 from wflmc.evaluation.wasserstein import (
     DistanceEstimate,
     ExactLaw,
+    Spread,
     estimate_w2_sq,
     exact_law,
     with_floor,
@@ -121,6 +122,9 @@ class Evaluation(Shown):
     """The posterior's probability of 90 % and 50 % intervals, mean over chains and
     parameters: of the chain's own (`chain_90`, `chain_50`) and, with a transcript, of
     noise-aware ones (`noise_aware_90`, `noise_aware_50`)."""
+    spread: Spread | None = None
+    """How wide the law of a chain is beside the posterior, at the first and the last
+    kept round, exact while nothing is clipped."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
     spent_before: bool = False
@@ -288,9 +292,14 @@ class Evaluation(Shown):
         label = "W2² worst after burn-in"
         yield from _line(label, FROM_CHAINS, self.w2_sq)
         yield from _line(label, "{:.3g} (exact, no clipping)", self.worst_exact)
+        yield from self._spread_lines()
         draws = len(self.exact_w2_sq or ()) - self.burn_in
         exact_ess = "{:.3g} of {} draws (exact, no clipping)"
         yield from _line("ESS min of one chain", exact_ess, self.exact_ess_min, draws)
+
+    def _spread_lines(self) -> Iterator[str]:
+        if self.spread is not None and self.spread.is_narrow:
+            yield from _line("variance (no clipping)", "{}", self.spread.words)
 
     def _coverage_lines(self) -> Iterator[str]:
         label = "90 % intervals hold"
@@ -408,6 +417,7 @@ def evaluate(
         moving_w2_sq=_distance_in_coordinates(trace, posterior),
         exact_w2_sq=law.w2_sq,
         exact_ess_min=law.ess_min,
+        spread=law.spread,
         bound=_largest_bound(plans),
         burn_in=trace.plan.burn_in,
         rhat_max=diagnostics.rhat_max,

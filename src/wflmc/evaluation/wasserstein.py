@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import ndtr, ndtri, softmax
 
 from wflmc.evaluation.diagnostics import diagnose
 from wflmc.planning import Plan
@@ -31,6 +31,10 @@ from wflmc.support.recursion import first_order
 Array = NDArray[np.float64]
 
 
+QUANTILE_95 = float(ndtri(0.95))
+"""Of a standard normal: half the width of a central 90 % interval, in deviations."""
+SMALLEST_USUAL_RATIO = 0.95
+"""Of variances, below which a law counts as narrow."""
 CHUNK_BYTES = 2**27
 """Of the moments, or the draws, that are computed at a time."""
 WORST_ROUNDS = 200
@@ -85,6 +89,35 @@ class PerfectDistance(NamedTuple):
     """Standard error of the mean."""
 
 
+class Spread(NamedTuple):
+    """How wide a chain's law is beside the posterior, at the first and last kept round.
+
+    Burn-in at a low temperature leaves it too narrow, and noise in excess of what
+    sampling needs too wide.
+    """
+
+    variance_ratio: tuple[float, float]
+    """The chain's variance over the posterior's, mean over all directions."""
+    coverage_90: tuple[float, float]
+    """The posterior's probability of the central 90 % interval of the chain's law, mean
+    over parameters."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether the variance is more than 5 % below the posterior's."""
+        return min(self.variance_ratio) < SMALLEST_USUAL_RATIO
+
+    @property
+    def words(self) -> str:
+        """Return what a line of text says of it, without a name."""
+        first_ratio, last_ratio = self.variance_ratio
+        first_coverage, last_coverage = self.coverage_90
+        return (
+            f"{first_ratio:.3g} of the posterior's at first, {last_ratio:.3g} at last; "
+            f"90 % intervals hold {first_coverage:.0%}, {last_coverage:.0%}"
+        )
+
+
 class ExactLaw(NamedTuple):
     """What is known of a plan's chains while no gradient is clipped.
 
@@ -95,6 +128,8 @@ class ExactLaw(NamedTuple):
     """W2² to the posterior, [S]."""
     ess_min: float | None
     """Effective sample size of one chain, the smallest of all parameters."""
+    spread: Spread | None = None
+    """Of the kept rounds; None also where the chain diverges."""
 
 
 def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
@@ -105,14 +140,20 @@ def exact_law(posterior: object, plan: Plan | Sequence[Plan]) -> ExactLaw:
         plan: one, or several that chains follow in turns.
 
     Returns:
-        `exact_w2_sq` of every round and the smallest `exact_ess`; None for both where
-        the law is not known.
+        `exact_w2_sq` of every round, the smallest `exact_ess` and `exact_spread`; None
+        for all of them where the law is not known.
     """
     if not isinstance(posterior, HasLaw):
         return ExactLaw(None, None)
-    distances = exact_w2_sq(posterior, plan)
+    law = _pooled_law(posterior, plan)
+    distances = w2_squared(law, posterior.exact)
     ess = exact_ess(posterior, plan)
-    return ExactLaw(w2_sq=tuple(distances.tolist()), ess_min=float(ess.min()))
+    burn_in = _as_list(plan)[0].burn_in
+    return ExactLaw(
+        w2_sq=tuple(distances.tolist()),
+        ess_min=float(ess.min()),
+        spread=_spread(law, posterior.exact, burn_in),
+    )
 
 
 def _require_law(posterior: object) -> HasLaw:
@@ -149,10 +190,56 @@ def exact_w2_sq(posterior: object, plan: Plan | Sequence[Plan]) -> Array:
         InputError: for a model whose law is not known.
     """
     law_of_model = _require_law(posterior)
+    return w2_squared(_pooled_law(law_of_model, plan), law_of_model.exact)
+
+
+def exact_spread(posterior: object, plan: Plan | Sequence[Plan]) -> Spread | None:
+    """Return how wide the law of a chain is beside the posterior, without sampling.
+
+    A mean of `variance_ratio` near 1 may hide a direction that is too narrow and
+    another that is too wide; `coverage_90` tells also of a mean that is off. Both are
+    those of `exact_w2_sq`'s law, so that clipping is ignored.
+
+    Args:
+        posterior: whose law is known, such as a `GaussianPosterior`.
+        plan: one, or several of equal length, whose laws are pooled.
+
+    Returns:
+        The spread at the first and the last kept round; None where the chain diverges.
+
+    Raises:
+        InputError: for a model whose law is not known.
+    """
+    law_of_model = _require_law(posterior)
+    law = _pooled_law(law_of_model, plan)
+    return _spread(law, law_of_model.exact, _as_list(plan)[0].burn_in)
+
+
+def _spread(law: Gaussian, exact: Gaussian, burn_in: int) -> Spread | None:
+    """Return `exact_spread` of a law by round, mean[S, m] and covariance[S, m, m]."""
+    ends = [burn_in, -1]
+    mean = law.mean[ends]
+    covariance = law.covariance[ends]
+    if not np.isfinite(covariance).all():
+        return None
+    ratio = np.trace(np.linalg.solve(exact.covariance, covariance), axis1=1, axis2=2)
+    half_width = QUANTILE_95 * np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+    exact_deviation = np.sqrt(np.diagonal(exact.covariance))
+    upper = ndtr((mean + half_width - exact.mean) / exact_deviation)
+    lower = ndtr((mean - half_width - exact.mean) / exact_deviation)
+    first_ratio, last_ratio = (ratio / exact.mean.size).tolist()
+    first_coverage, last_coverage = (upper - lower).mean(-1).tolist()
+    return Spread(
+        variance_ratio=(first_ratio, last_ratio),
+        coverage_90=(first_coverage, last_coverage),
+    )
+
+
+def _pooled_law(posterior: HasLaw, plan: Plan | Sequence[Plan]) -> Gaussian:
+    """Return the law of every round, mean[S, m] and covariance[S, m, m]."""
     plans = _as_list(plan)
     noise = np.stack([plan.noise_variance for plan in plans])
-    laws = law_of_model.chain(_motion_of(plans)).law(noise)
-    return w2_squared(pool(laws), law_of_model.exact)
+    return pool(posterior.chain(_motion_of(plans)).law(noise))
 
 
 def _motion_of(plans: Sequence[Plan]) -> Motion:

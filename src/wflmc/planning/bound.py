@@ -19,6 +19,11 @@ from wflmc.support.recursion import first_order
 
 BOUNDS = ("corrected", "paper")
 """The names that `Policy.bound` may have."""
+MIN_TEMPERATURE = 1e-9
+"""The temperature at which the Langevin cap of rounds at temperature 0 is taken.
+
+They need no noise at all, and an ideal link would transmit with infinite power.
+"""
 SERVER_NOISE_TOLERANCE = 0.5e-9
 """Missing noise below this fraction of what a round needs is taken as 0.
 
@@ -85,6 +90,13 @@ class Problem:
     link."""
     floor: Array
     """Smallest a, [S]: a limit on the noise of a round; 0 without one."""
+    dim: int
+    """m, the number of parameters."""
+    temperature: Array
+    """τ[S], the noise that a round is filled up to over Langevin's own.
+
+    It is 1 in kept rounds, and may be below 1 in burn-in.
+    """
     noise_limit: float = np.inf
     """M of that limit: √m σ ≤ M times what all clipped gradients can move θ in a
     round."""
@@ -94,7 +106,7 @@ class Problem:
     """With the objective "exact": how the law of the kept rounds depends on the noise
     of all."""
     fills_up: bool = True
-    """Whether the server adds what channel noise lacks of 2η.
+    """Whether the server adds what channel noise lacks of τ 2η.
 
     It does not where the optimum of the exact law chooses all noise.
     """
@@ -132,11 +144,20 @@ class Problem:
 
     @property
     def langevin_noise(self) -> Array:
-        """Return the variance of the noise that a round needs, [S].
+        """Return the variance of the noise that samples of the posterior need, [S].
 
         It is 2η (Lemma 3), or 1 − e² of the velocity with kinetic dynamics.
         """
         return np.asarray(self.dynamics.langevin_noise(self.step_size))
+
+    @property
+    def required_noise(self) -> Array:
+        """Return the variance of the noise that a round is filled up to, [S].
+
+        It is τ 2η: Langevin's own in kept rounds, and less in burn-in at a temperature
+        τ below 1.
+        """
+        return self.temperature * self.langevin_noise
 
     @property
     def has_bound(self) -> bool:
@@ -154,15 +175,17 @@ class Problem:
 
     @property
     def lmc_cap(self) -> Array:
-        """Return a at which channel noise is what Langevin sampling needs, [S].
+        """Return a at which channel noise is the noise that a round needs, [S].
 
         By Lemma 3 a round needs noise of variance 2η, which the channel supplies at
         a = η(K/K_a)²/2, with `Dynamics.noise_step` as η. More power would leave less,
         and the server would have to add the difference: it costs privacy and gains
-        nothing.
+        nothing. A round of burn-in at temperature τ needs τ 2η, and its cap is 1/τ
+        times higher.
         """
         noise_step = self.dynamics.noise_step(self.step_size)
-        return np.asarray(noise_step * self.scale**2 / 2)
+        temperature = np.maximum(self.temperature, MIN_TEMPERATURE)
+        return np.asarray(noise_step * self.scale**2 / 2 / temperature)
 
     @property
     def cap(self) -> Array:
@@ -187,9 +210,9 @@ class Problem:
     def bound(self, a: Array) -> Array:
         """Return the bound on W2² of every round (Proposition 1).
 
-        B[s] = ρ² B[s−1] + κ (error + q max(0, η²(K/K_a)²/a − 2η)) from
-        B[0] = `initial_bound`, with q = 1 as printed and q = m as corrected. It holds
-        while no gradient is clipped.
+        B[s] = ρ² B[s−1] + κ (error + q max(0, η²(K/K_a)²/a − 2η) + cold) from
+        B[0] = `initial_bound`, with q = 1 as printed and q = m as corrected, and cold
+        as of `cold_error`. It holds while no gradient is clipped.
 
         Args:
             a: power of every round, above 0, [S].
@@ -198,14 +221,34 @@ class Problem:
             B[1..S].
         """
         excess = np.maximum(0.0, self.channel_noise(a) - 2 * self.step_size)
-        noise = self.error + self.noise_weight * excess
+        noise = self.error + self.noise_weight * excess + self.cold_error(a)
         kappa = self.contraction.kappa
         return first_order(kappa * noise, self.contraction.rho**2, self.initial_bound)
+
+    def cold_error(self, a: Array) -> Array:
+        """Return the error of rounds with less noise than Langevin's, in the bound.
+
+        Moved by the same standard normal vector, a step with noise of variance v < 2η
+        and one with 2η differ by m(√(2η) − √v)² on average
+        (docs/explanation/theory.md, Proposition 1). v is all the noise of the round,
+        the server's included, so that rounds at temperature 1 have no such error.
+
+        Args:
+            a: power of every round, above 0, [S].
+
+        Returns:
+            The error in the units of `error`, at least 0, [S].
+        """
+        langevin_noise = 2 * self.step_size
+        noise = self.channel_noise(a) + self.server_noise(a)
+        is_cold = langevin_noise - noise > SERVER_NOISE_TOLERANCE * langevin_noise
+        difference = np.sqrt(langevin_noise) - np.sqrt(noise)
+        return np.where(is_cold, self.dim * difference**2, 0.0)
 
     def server_noise(self, a: Array) -> Array:
         """Return the variance of the noise that the server adds (Sec. III-A).
 
-        β = max(0, 2η − η²(K/K_a)²/a): what channel noise lacks of what sampling needs.
+        β = max(0, τ 2η − η²(K/K_a)²/a): what channel noise lacks of what a round needs.
         Less than `SERVER_NOISE_TOLERANCE` is taken as 0. It is 0 in all rounds where
         the optimum of the exact law chooses all noise.
 
@@ -217,7 +260,7 @@ class Problem:
         """
         if not self.fills_up:
             return np.zeros(a.size)
-        required = self.langevin_noise
+        required = self.required_noise
         missing = required - self.channel_noise(a)
         return np.where(missing > SERVER_NOISE_TOLERANCE * required, missing, 0.0)
 
@@ -257,7 +300,8 @@ class Problem:
 
         It is about the bound for powers up to both caps, in which it is convex. The
         solver knows nothing of steps, devices' gradients or noise: all of it is in
-        `cost`, `base` and ρ.
+        `cost`, `base` and ρ. It holds at temperature 1 alone: colder rounds only add to
+        the bound.
 
         Returns:
             The arrays of the problem, those of all rounds.

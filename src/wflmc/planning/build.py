@@ -636,7 +636,6 @@ class _Planning:
         """
         policy = self.request.policy
         is_exact = policy.objective == "exact"
-        chooses_all_noise = is_exact and self.scheme.optimal
         budget = self._budget()
         power_cap = self._power_cap()
         noise_limit = self._noise_limit(power_cap, budget)
@@ -657,12 +656,35 @@ class _Planning:
             budget=budget,
             power_cap=power_cap,
             floor=self._floor(limit),
+            dim=self.posterior.dim,
+            temperature=self._temperature(),
             noise_limit=noise_limit,
             solver=policy.solver,
             dynamics=self.request.sampler.motion,
             response=self._response() if is_exact else None,
-            fills_up=not chooses_all_noise,
+            fills_up=not self._chooses_all_noise,
         )
+
+    @property
+    def _chooses_all_noise(self) -> bool:
+        """Whether the policy finds the optimum of the exact law."""
+        return self.request.policy.objective == "exact" and self.scheme.optimal
+
+    def _temperature(self) -> Array:
+        """Return τ[S], at which rounds need noise of variance τ 2η.
+
+        Kept rounds have 1, and burn-in what the sampler asks for. A plan that minimizes
+        the bound has 1 in all rounds, as colder ones would only add to it, and a plan
+        that finds the optimum of the exact law chooses all noise.
+        """
+        temperature = np.ones(self.request.rounds)
+        has_bound = self.contracts and self.request.sampler.motion.has_bound
+        is_transcript = self.request.policy.objective == "transcript"
+        minimizes_bound = self.scheme.optimal and has_bound and not is_transcript
+        if not minimizes_bound and not self._chooses_all_noise:
+            burn_in = slice(0, self.request.burn_in)
+            temperature[burn_in] = self.request.sampler.burn_in_temperature
+        return temperature
 
     def _power_cap(self) -> Array:
         """Return the largest a = α²/N0 that the weakest active device affords, [S]."""

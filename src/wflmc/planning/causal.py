@@ -500,6 +500,7 @@ def _remaining_problem(
         error=rounds.error,
         contraction=contraction,
         step_size=problem.step_size[round_index:],
+        temperature=problem.temperature[round_index:],
         burn_in=max(0, problem.burn_in - round_index),
         initial_bound=initial_bound,
         budget=remaining,

@@ -34,6 +34,8 @@ WIDE_NOISE_RATIO = 2.0
 """Noise over what sampling needs, above which samples spread too widely."""
 NOTHING_GAINED_RATIO = 10
 """Objective over the distance at the start, from which on sampling gains nothing."""
+SMALLEST_MISSING_VARIANCE = 0.05
+"""Fraction of the variance missing at the last draw, up to which nothing is said."""
 REPORTED_GAP = 1e-6
 """The largest gap that is not worth a notice."""
 EXCESS_MARGIN = 1.05
@@ -74,7 +76,7 @@ def input_notices(
     if link is not None:
         yield from link.fading.notices
     if privacy.epsilon is not None and privacy.delta is not None:
-        largest_delta = float(np.max(privacy.delta))
+        largest_delta = float(np.max(np.asarray(privacy.delta)))
         yield from _large_delta(posterior, privacy.unit, largest_delta)
     yield from _unscaled_features(posterior)
 
@@ -209,6 +211,7 @@ def plan_notices(
     yield from _unclipped(plan)
     yield from _nothing_gained(posterior, plan, problem)
     yield from _loose_curvature(posterior, problem)
+    yield from _temperature_notices(problem, request.sampler.burn_in_temperature)
     yield from plan.dynamics.notices(plan.mu, plan.L)
     if _expands(posterior, plan):
         yield Notice(
@@ -221,6 +224,40 @@ def plan_notices(
     yield from estimate_notices(posterior)
     if problem.contracts:
         yield from start_notices(posterior, request)
+
+
+def _temperature_notices(problem: Problem, temperature: float) -> Iterator[Notice]:
+    """Yield a notice about burn-in that is colder than the posterior, or is not.
+
+    What is missing of the variance along a direction of curvature λ after a cold round
+    shrinks by (1 − ηλ)² in every kept round, so that the slowest direction has the
+    factor γ².
+
+    Args:
+        problem: the power problem.
+        temperature: τ of burn-in, as requested.
+    """
+    if temperature == 1 or problem.burn_in == 0:
+        return
+    if np.all(problem.temperature == 1):
+        reason = "less noise in burn-in only adds to the bound that is minimized"
+        if not problem.fills_up:
+            reason = "the optimum of the exact law chooses all noise"
+        text = f"burn_in_temperature has no effect: {reason}."
+        yield Notice(NoticeCode.NO_EFFECT, text)
+        return
+    kept_gamma = problem.contraction.gamma[problem.burn_in :]
+    missing = (1 - temperature) * float(np.prod(kept_gamma**2))
+    text = (
+        f"Burn-in is at {temperature:g} of the posterior's temperature: the first "
+        "draws are too narrow"
+    )
+    if missing > SMALLEST_MISSING_VARIANCE:
+        text += (
+            f", and in the slowest direction up to {missing:.0%} of the variance are "
+            "still missing at the last one"
+        )
+    yield Notice(NoticeCode.COLD_DRAWS, f"{text}.")
 
 
 def _unclipped(plan: Plan) -> Iterator[Notice]:
@@ -258,8 +295,8 @@ def _loose_curvature(posterior: Posterior, problem: Problem) -> Iterator[Notice]
     yield Notice(
         NoticeCode.LOOSE_CURVATURE,
         f"Steps are above what L = {posterior.L:.3g} allows, a bound on the "
-        "curvature that may be loose: W2² has no bound, power is in equal parts, "
-        "and chains are stable only if it is.",
+        "curvature that may be loose: W2² has no bound, power is as even as budgets "
+        "and caps allow, and chains are stable only if it is.",
     )
 
 

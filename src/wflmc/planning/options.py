@@ -71,6 +71,14 @@ class Sampler:
         Interval(minimum=1e-50, maximum=1e50),
         "γ_f of kinetic dynamics.",
     ] = 2.0
+    burn_in_temperature: Annotated[
+        float,
+        Interval(minimum=0.0, maximum=1.0),
+        "τ, the noise of a round of burn-in over that of a kept round. Below 1 burn-in "
+        "may transmit with up to 1/τ times the power, and arrives nearer to the "
+        "posterior where budget is left; the first draws are then too narrow. Plans "
+        "that minimize the bound keep 1, and those by the exact law choose all noise.",
+    ] = 1.0
     start: Annotated[
         int,
         NotInFiles(),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.dynamics import Array, Response
 from wflmc.planning import exact
@@ -54,8 +55,8 @@ def optimal(problem: Problem) -> Allocation:
     Theorem 1's closed form is used where it applies: one kept round over a static
     channel. Otherwise the bound is minimized by an interior point method, the exact law
     by `exact.solve` and V of transcripts by a linear program. Where the budgets allow
-    every round its cap, that is the optimum. Equal parts are taken where steps are too
-    long for a bound.
+    every round its cap, that is the optimum. Where steps are too long for a bound, the
+    budgets are filled to one water level.
 
     Args:
         problem: the limits of power, and the objective.
@@ -73,7 +74,7 @@ def optimal(problem: Problem) -> Allocation:
     if problem.objective == "transcript":
         return most_information(problem)
     if not problem.contracts:
-        return equal(problem)
+        return Allocation(water_level(problem))
     _check_has_bound(problem)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
@@ -212,6 +213,85 @@ def equal_parts(problem: Problem) -> Array:
     active_rounds = np.maximum(problem.active.sum(0), 1)
     part = problem.budget * (1 - HEADROOM) / active_rounds
     return np.where(problem.active, part, np.inf).min(-1)
+
+
+def water_level(problem: Problem) -> Array:
+    """Return the most even power that leaves nothing of a budget that a round could use.
+
+    A common level of power is raised in all rounds together. A round stays at its cap,
+    and the rounds of a device stay where they are when its budget is used up; all
+    others rise on. In the end every round is at its cap or has an active device without
+    budget left. No other power within the limits raises the smallest round, or the
+    next smallest at the same value of the smallest, and so on.
+
+    Args:
+        problem: the limits of power; its floors must be feasible.
+
+    Returns:
+        a[S], from floor to cap.
+    """
+    limit = problem.budget * (1 - HEADROOM)
+    a = np.minimum(problem.floor, problem.cap)
+    is_rising = np.ones(problem.rounds, dtype=bool)
+    # Every pass uses up a budget, or ends with all rounds at their caps.
+    while is_rising.any():
+        remaining = limit - a[~is_rising] @ problem.active[~is_rising]
+        level = _affordable_level(
+            floor=problem.floor[is_rising],
+            cap=problem.cap[is_rising],
+            active=problem.active[is_rising],
+            budget=remaining,
+        )
+        lowest = np.minimum(problem.floor, problem.cap)
+        a = np.where(is_rising, np.clip(level.power, lowest, problem.cap), a)
+        uses_exhausted = problem.active[:, level.is_exhausted].any(-1)
+        is_rising &= (a < problem.cap) & ~uses_exhausted
+    return problem.within_budget(a)
+
+
+class _Level(NamedTuple):
+    """A level of power that all rounds can rise to."""
+
+    power: float
+    """Infinite where all rounds can be at their caps."""
+    is_exhausted: NDArray[np.bool_]
+    """Devices whose budget is used up at this level, [K]."""
+
+
+def _affordable_level(
+    *, floor: Array, cap: Array, active: NDArray[np.bool_], budget: Array
+) -> _Level:
+    """Return the highest level whose powers clip(level, floor, cap) are affordable.
+
+    What a device spends is piecewise linear in the level: a round in which it is active
+    adds 1 to the slope from its floor to its cap.
+
+    Args:
+        floor: of the rounds, [n].
+        cap: of the rounds, [n]; may be infinite.
+        active: who transmits, [n, K].
+        budget: what is left of the budgets, [K]; may be infinite.
+    """
+    corner = np.concatenate([np.minimum(floor, cap), cap])
+    slope_change = np.concatenate([active, -active.astype(float)])
+    order = np.argsort(corner, kind="stable")
+    corner = corner[order]
+    slope = np.cumsum(slope_change[order], axis=0)
+    length = np.diff(corner, prepend=corner[0])
+    slope_before = np.vstack([np.zeros_like(slope[:1]), slope[:-1]])
+    with np.errstate(invalid="ignore"):
+        rise = np.where(slope_before > 0, slope_before * length[:, None], 0.0)
+    spent = np.minimum(floor, cap) @ active + np.cumsum(rise, axis=0)
+    # The last corner that a device can pay for, and how far it gets beyond it.
+    last = np.maximum((spent <= budget).sum(0) - 1, 0)
+    device = np.arange(budget.size)
+    available = np.maximum(budget - spent[last, device], 0.0)
+    last_slope = slope[last, device]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = np.where(last_slope > 0, available / last_slope, np.inf)
+    level = corner[last] + beyond
+    lowest = float(level.min(initial=np.inf))
+    return _Level(lowest, np.isfinite(level) & (level <= lowest))
 
 
 def ideal(problem: Problem) -> Allocation:

@@ -89,6 +89,13 @@ class Document(BaseModel, extra="allow"):
     """Part of a JSON file; keys that other commands or versions add are not changed."""
 
 
+class SpreadPart(Document):
+    """`spread`: a chain's law beside the posterior, at the first and last kept round."""
+
+    variance_ratio: list[float]
+    coverage_90: list[float]
+
+
 class Constants(Document):
     """`constants` of plan.json."""
 
@@ -183,6 +190,7 @@ class PlanFile(Document):
     privacy: Spending
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
+    spread: SpreadPart | None = None
     channel_uses: int | None = None
     energy: list[float] | None = None
     diagnosis: Causes | None = None
@@ -419,6 +427,7 @@ class SummaryFile(Document):
     w2_sq: DistancePart | None
     exact_w2_sq: list[float | None] | None
     exact_ess_min: float | None
+    spread: SpreadPart | None = None
     rhat_max: float | None
     ess_min: float | None
     ess_tail_min: float | None
@@ -528,6 +537,7 @@ def plan_document(
         "privacy": _privacy_values(plan, compare),
         "exact_w2_sq": law.w2_sq,
         "exact_ess_min": law.ess_min,
+        "spread": None if law.spread is None else law.spread._asdict(),
         "diagnosis": None,
     }
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
@@ -696,6 +706,8 @@ def summary_document(
     document = _attributes(evaluation, EVALUATED)
     document |= evaluation.mean_scores
     document["owner_only"] = OWNER_ONLY
+    spread = evaluation.spread
+    document["spread"] = None if spread is None else spread._asdict()
     document["w2_sq"] = None
     if evaluation.w2_sq is not None:
         document["w2_sq"] = _attributes(evaluation.w2_sq, DistancePart.model_fields)

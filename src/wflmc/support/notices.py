@@ -28,6 +28,8 @@ class NoticeCode(StrEnum):
     """Gradients of devices are clipped, which bound and exact law ignore."""
     CLIPPING_KEEPS_AWAY = "clipping-keeps-away"
     """Chains are measured far from the exact law."""
+    COLD_DRAWS = "cold-draws"
+    """Burn-in at a low temperature leaves the first draws too narrow."""
     CONSTANT_TOO_LARGE = "constant-too-large"
     """The scenario's μ is above that of the data."""
     CONSTANT_TOO_SMALL = "constant-too-small"

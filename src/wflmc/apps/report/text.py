@@ -12,6 +12,7 @@ from wflmc.apps.diagnosis.values import CAUSES_SHOWN
 from wflmc.apps.report.numbers import MISSING_NUMBER
 from wflmc.apps.studies.study import Claim, Row
 from wflmc.dynamics import from_constants
+from wflmc.evaluation.wasserstein import Spread
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import FitFile, JsonObject
 
@@ -161,6 +162,10 @@ def _law_rows(document: JsonObject) -> Iterator[tuple[str, str]]:
         yield "W2² (no clipping)", f"{worst} (exact law of the chain)"
         ess = f"{document['exact_ess_min']:.3g} of {len(w2_sq)} draws"
         yield "ESS (no clipping)", f"{ess}, worst parameter (one chain)"
+    if document["spread"] is not None:
+        spread = Spread(**document["spread"])
+        if spread.is_narrow:
+            yield "variance (no clipping)", spread.words
 
 
 def _objective_words(document: JsonObject, objective: str | None) -> str:

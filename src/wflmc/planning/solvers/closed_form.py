@@ -55,13 +55,13 @@ def regime(
 def is_static(problem: Problem) -> bool:
     """Return whether all rounds are alike.
 
-    They are where every round has the same active devices, the same power cap and the
-    same step size, as on a static channel. Theorem 1 is about such problems.
+    They are where every round has the same active devices, the same caps and the same
+    step size, as on a static channel. Theorem 1 is about such problems.
 
     Args:
         problem: the power problem.
     """
-    parts = (problem.active, problem.power_cap, problem.step_size)
+    parts = (problem.active, problem.power_cap, problem.lmc_cap, problem.step_size)
     return all(bool(np.all(values == values[0])) for values in parts)
 
 
