@@ -74,7 +74,7 @@ def optimal(problem: Problem) -> Allocation:
     if problem.objective == "transcript":
         return most_information(problem)
     if not problem.contracts:
-        return Allocation(water_level(problem))
+        return water_level(problem)
     _check_has_bound(problem)
     if problem.solver == "cvxpy":
         a = np.clip(solve_by_cvxpy(problem.program()), problem.floor, problem.cap)
@@ -215,8 +215,8 @@ def equal_parts(problem: Problem) -> Array:
     return np.where(problem.active, part, np.inf).min(-1)
 
 
-def water_level(problem: Problem) -> Array:
-    """Return the most even power that leaves nothing of a budget that a round could use.
+def water_level(problem: Problem) -> Allocation:
+    """Spend all that rounds can use of the budgets, as evenly as possible.
 
     A common level of power is raised in all rounds together. A round stays at its cap,
     and the rounds of a device stay where they are when its budget is used up; all
@@ -228,7 +228,7 @@ def water_level(problem: Problem) -> Array:
         problem: the limits of power; its floors must be feasible.
 
     Returns:
-        a[S], from floor to cap.
+        a[S] from floor to cap, without a lower bound.
     """
     limit = problem.budget * (1 - HEADROOM)
     a = np.minimum(problem.floor, problem.cap)
@@ -246,7 +246,7 @@ def water_level(problem: Problem) -> Array:
         a = np.where(is_rising, np.clip(level.power, lowest, problem.cap), a)
         uses_exhausted = problem.active[:, level.is_exhausted].any(-1)
         is_rising &= (a < problem.cap) & ~uses_exhausted
-    return problem.within_budget(a)
+    return Allocation(problem.within_budget(a))
 
 
 class _Level(NamedTuple):
