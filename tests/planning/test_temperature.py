@@ -1,6 +1,7 @@
 """Burn-in at a temperature below 1: caps, noise, bound, exact law, and its notices."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -167,11 +168,31 @@ def test_plans_that_choose_their_noise_do_not_change(posterior, power, objective
     assert not {NoticeCode.NO_EFFECT, NoticeCode.COLD_DRAWS} & codes(plans[0])
 
 
-def test_cold_burn_in_is_told_with_what_is_missing_at_the_last_draw(posterior):
-    short = make_plan(posterior, 0.1, relative_step=0.01)
-    notice = next(n for n in short.notices if n.code == NoticeCode.COLD_DRAWS)
-    missing = 0.9 * (1 - short.step_size[0] * short.mu) ** (2 * SAMPLES)
-    assert f"{missing:.0%}" in notice.text
+def test_what_is_missing_of_the_variance_is_that_of_the_exact_law(posterior):
+    """Where the start is as wide as the posterior, cold rounds alone make it narrow."""
+    plan = cold_plan(posterior, 0.05, "overdamped")
+    notice = next(n for n in plan.notices if n.code == NoticeCode.COLD_DRAWS)
+    exact = posterior.exact
+    deviation = np.linalg.cholesky(exact.covariance)
+    law = posterior.chain(plan.motion).law(plan.noise_variance)
+    for round_index, missing in zip(
+        (BURN_IN, -1), percentages(notice.text), strict=True
+    ):
+        whitened = np.linalg.solve(deviation, law.covariance[round_index])
+        ratios = np.linalg.eigvalsh(np.linalg.solve(deviation, whitened.T))
+        assert missing == pytest.approx(1 - ratios.min(), abs=0.13)
+
+
+def percentages(text):
+    return [int(number) / 100 for number in re.findall(r"(\d+)%", text)]
+
+
+def test_burn_in_that_privacy_keeps_warm_is_not_told(posterior):
+    plan = make_plan(
+        posterior, 0.05, privacy=wflmc.Privacy(epsilon=4, delta=0.01, clip=400)
+    )
+    assert np.all(plan.noise_variance >= plan.langevin_noise)
+    assert NoticeCode.COLD_DRAWS not in codes(plan)
 
 
 def test_causal_plans_and_transcripts_follow(posterior):

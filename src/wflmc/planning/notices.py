@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from wflmc.channel import Link
+from wflmc.dynamics import Array
 from wflmc.planning.bound import Problem
 from wflmc.planning.options import PlanRequest
 from wflmc.planning.plan import Plan
@@ -15,6 +16,7 @@ from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.privacy.ledger import TOLERANCE
 from wflmc.support.notices import Notice, NoticeCode
+from wflmc.support.recursion import first_order
 
 LARGE_FEATURE = 30.0
 """Size of a feature from which on it alone decides L, step size and clipping."""
@@ -35,7 +37,9 @@ WIDE_NOISE_RATIO = 2.0
 NOTHING_GAINED_RATIO = 10
 """Objective over the distance at the start, from which on sampling gains nothing."""
 SMALLEST_MISSING_VARIANCE = 0.05
-"""Fraction of the variance missing at the last draw, up to which nothing is said."""
+"""Fraction of the variance missing at the first draw, up to which nothing is said."""
+DIRECTIONS_TRIED = 16
+"""Curvatures from μ to L at which missing variance is computed."""
 REPORTED_GAP = 1e-6
 """The largest gap that is not worth a notice."""
 EXCESS_MARGIN = 1.05
@@ -211,7 +215,8 @@ def plan_notices(
     yield from _unclipped(plan)
     yield from _nothing_gained(posterior, plan, problem)
     yield from _loose_curvature(posterior, problem)
-    yield from _temperature_notices(problem, request.sampler.burn_in_temperature)
+    temperature = request.sampler.burn_in_temperature
+    yield from _temperature_notices(plan, problem, temperature)
     yield from plan.dynamics.notices(plan.mu, plan.L)
     if _expands(posterior, plan):
         yield Notice(
@@ -226,15 +231,14 @@ def plan_notices(
         yield from start_notices(posterior, request)
 
 
-def _temperature_notices(problem: Problem, temperature: float) -> Iterator[Notice]:
-    """Yield a notice about burn-in that is colder than the posterior, or is not.
-
-    What is missing of the variance along a direction of curvature λ after a cold round
-    shrinks by (1 − ηλ)² in every kept round, so that the slowest direction has the
-    factor γ².
+def _temperature_notices(
+    plan: Plan, problem: Problem, temperature: float
+) -> Iterator[Notice]:
+    """Yield a notice about burn-in that is colder than the posterior, or cannot be.
 
     Args:
-        problem: the power problem.
+        plan: the plan.
+        problem: the power problem that it solves.
         temperature: τ of burn-in, as requested.
     """
     if temperature == 1 or problem.burn_in == 0:
@@ -246,18 +250,45 @@ def _temperature_notices(problem: Problem, temperature: float) -> Iterator[Notic
         text = f"burn_in_temperature has no effect: {reason}."
         yield Notice(NoticeCode.NO_EFFECT, text)
         return
-    kept_gamma = problem.contraction.gamma[problem.burn_in :]
-    missing = (1 - temperature) * float(np.prod(kept_gamma**2))
-    text = (
-        f"Burn-in is at {temperature:g} of the posterior's temperature: the first "
-        "draws are too narrow"
-    )
-    if missing > SMALLEST_MISSING_VARIANCE:
-        text += (
-            f", and in the slowest direction up to {missing:.0%} of the variance are "
-            "still missing at the last one"
+    missing = _missing_variance(plan)
+    at_first = float(missing[plan.burn_in].max())
+    at_last = float(missing[-1].max())
+    if at_first > SMALLEST_MISSING_VARIANCE:
+        yield Notice(
+            NoticeCode.COLD_DRAWS,
+            "Burn-in is colder than the posterior: in some direction up to "
+            f"{at_first:.0%} of the variance may be missing at the first kept round, "
+            f"and {at_last:.0%} at the last.",
         )
-    yield Notice(NoticeCode.COLD_DRAWS, f"{text}.")
+
+
+def _missing_variance(plan: Plan) -> Array:
+    """Return the fraction of the posterior's variance that cold rounds take away.
+
+    A round with noise of variance v shrinks what is missing along a direction of
+    curvature λ by g² and adds (1 − g²)(1 − v/2η), with g = 1 − ηλ. With kinetic
+    dynamics g is the plan's γ, and the numbers are no more than a guide.
+
+    Args:
+        plan: with its noise.
+
+    Returns:
+        Of every round and some directions between μ and L, [S, n]; at most 1, and below
+        0 where noise is in excess.
+    """
+    curvature = np.geomspace(plan.mu, plan.L, DIRECTIONS_TRIED)
+    if plan.dynamics.has_velocity:
+        forgetting = np.full((len(plan.rounds), 1), plan.gamma)
+    else:
+        forgetting = 1 - plan.step_size[:, None] * curvature
+    squared = forgetting**2
+    coldness = 1 - plan.noise_variance / plan.langevin_noise
+    taken = (1 - squared) * coldness[:, None]
+    columns = [
+        first_order(taken[:, index], squared[:, index])
+        for index in range(squared.shape[1])
+    ]
+    return np.stack(columns, axis=1)
 
 
 def _unclipped(plan: Plan) -> Iterator[Notice]:
