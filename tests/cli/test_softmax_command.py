@@ -53,6 +53,15 @@ def test_plan(plan_of, softmax):
     assert "estimated-start" not in codes_of(with_start)
 
 
+def test_a_plan_without_a_bound_is_not_solved_for_it(call, softmax):
+    long_steps = ("--set", "sampler.step_size=2.5/L")
+    question = ("--solve-for", "link.snr_db", "--target", "1")
+    code, out, err = call("plan", softmax, *long_steps, *question)
+    assert code == 2
+    assert out == ""
+    assert names_key(err, "--metric", "bound")
+
+
 def test_run(call, softmax, tmp_path):
     code, out, err = call("run", softmax, "--out", tmp_path / "out", "--json")
     assert code == 0, err

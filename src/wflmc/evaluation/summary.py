@@ -202,7 +202,10 @@ class Evaluation(Shown):
             )
 
     def _agreement_notices(self) -> Iterator[Notice]:
-        """Yield notices about chains that disagree, and parameters that never move."""
+        """Yield notices about chains that disagree, and parameters that never move.
+
+        An R-hat that is not known gives none.
+        """
         rhat = self.rhat_max or 0.0
         if rhat > RHAT_CONCERN:
             reason = SYMMETRIC if self.symmetric else FORGETTING

@@ -343,7 +343,7 @@ def _is_oracle(plan: Plan, problem: Problem, request: PlanRequest) -> bool:
 
 def _round_notices(plan: Plan) -> Iterator[Notice]:
     """Yield notices that follow from the rounds of a plan alone: `ROUND_NOTICES`."""
-    # No diagnostic of the chains can see it.
+    # Excess noise: no diagnostic of the chains shows it.
     if plan.noise_ratio > WIDE_NOISE_RATIO:
         yield Notice(
             NoticeCode.EXCESS_NOISE,
@@ -356,7 +356,9 @@ def _round_notices(plan: Plan) -> Iterator[Notice]:
     if plan.clips:
         yield from _overspending(plan)
         noise_limit = plan.certificate.noise_limit
-        yield from _lost_chains(plan, noise_limit if np.isfinite(noise_limit) else 1.0)
+        # Without a limit, what all clipped gradients can undo in a round.
+        factor = noise_limit if np.isfinite(noise_limit) else 1.0
+        yield from _lost_chains(plan, factor)
 
 
 def joined_notices(joined: Plan, parts: Sequence[Plan]) -> Iterator[Notice]:

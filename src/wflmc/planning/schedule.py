@@ -121,7 +121,11 @@ def threshold_schedule(
 def _best_threshold(
     gains: Array, clip: Array, device_cap: Array, step_size: Array, noise_weight: float
 ) -> Array:
-    """Return the best threshold of every round, [S], as of `threshold_schedule`."""
+    """Return the |h| of the weakest sender that is best, [S].
+
+    The objective and the arguments are those of `threshold_schedule`, for the rounds in
+    which the weakest device would force noise on the others.
+    """
     devices = gains.shape[-1]
     order = np.argsort(-gains, axis=-1, kind="stable")
     ranked_gains = np.take_along_axis(gains, order, -1)

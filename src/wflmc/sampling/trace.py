@@ -103,8 +103,9 @@ class Trace(Shown):
         """Return the trace for ArviZ.
 
         Its groups are posterior, sample_stats, and the same of burn-in where that was
-        kept (warmup_…). With a posterior there are the private data and what is
-        computed from them, which epsilon does not cover.
+        kept (warmup_…). Clip rates, in sample_stats, look at the data, and epsilon does
+        not cover them; nor does it cover the private data, and what is computed from
+        them, that a posterior adds.
 
         Args:
             posterior: adds observed_data, the outcomes with the device that holds each,
@@ -152,9 +153,10 @@ class Trace(Shown):
     def save(self, path: str | Path, attributes: Attributes | None = None) -> None:
         """Write NetCDF that `arviz.from_netcdf` reads, completely or not at all.
 
-        The file has the groups of `to_arviz` without a posterior, so nothing in it is
-        computed from records but the draws themselves. It is written chain by chain;
-        draws that lie in a file are never in memory as a whole.
+        The file has the groups of `to_arviz` without a posterior. It is for the owner
+        of the data: clip rates are computed from records, and epsilon does not cover
+        them. `wflmc publish` writes a file that may be shown. Chains are written one by
+        one; draws that lie in a file are never in memory as a whole.
 
         Args:
             path: of the file, which is replaced where it exists.
@@ -172,7 +174,10 @@ def _trace_groups(
     attributes: Attributes | None,
     options: ArvizOptions,
 ) -> Groups:
-    """Return the groups of a trace by name."""
+    """Return the groups of a trace by name, those of `to_arviz` and of `save`.
+
+    Every group has the same attributes; those of the caller replace ours.
+    """
     groups = _draw_groups(trace, options.posterior)
     if trace.predictions is not None:
         groups |= _average_groups(trace.predictions)

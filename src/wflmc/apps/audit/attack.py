@@ -270,11 +270,15 @@ def _filtered_transcripts(
 
     Args:
         key: of the attack's side; trial n folds in `first` + n.
-        canary: may differ from trial to trial where weights are by coordinate.
+        canary: of the attacked side, + or −: arrays [K, m]; where weights are by
+            coordinate [trial, K, m], each trial with its own.
         rounds: of the plan.
-        signs: by which the canary is multiplied in every round, [S].
-        weight: [S, test], where all tests see the first coordinate, or [S, 1, m], with
-            one test for each coordinate.
+        signs: by which the canary's example and base alike are multiplied in every
+            round, [S]: a pattern that the server knows, the same for both sides. They
+            do not make + and −, the canary does.
+        weight: with the signs in it, and scaled by the caller: [S, test], where all
+            tests see the first coordinate, or [S, 1, m], with one test for each
+            coordinate.
         first: number of the first trial.
         count: number of trials.
 

@@ -237,8 +237,9 @@ def canary_pair(
             rows are few. Its data are not used.
         device: whose canary it is.
         size: norm of its gradient.
-        neighbour: the row's gradient in the second over that in the first: −1, or 0
-            for an empty row.
+        neighbour: the row's gradient in the second over that in the first: −1
+            (`replace`), or 0 for an empty row (`add-remove`); no other value is
+            possible.
         background: norm of what another row of the device adds in both, against the
             canary.
 

@@ -111,7 +111,14 @@ class _PlanMetric:
         return self.values[value]
 
     def _measure(self, value: float) -> float:
-        """Return the metric of the plan, over the kept rounds."""
+        """Return the bound or the exact W2² of the plan with a value.
+
+        It is the worst of the kept rounds, or their mean where the plan's objective is
+        the average.
+
+        Raises:
+            InputError: the plan has no bound.
+        """
         key = self.question.key
         scenario = with_values(self.scenario, {key: value})
         inputs = self.inputs
@@ -122,10 +129,13 @@ class _PlanMetric:
         inputs = inputs._replace(link=link, privacy=build_privacy(scenario))
         plan = make_plan(scenario, inputs, solver=self.question.solver)
         by_bound = self.question.metric == "bound"
+        if by_bound and plan.bound is None:
+            expected = "of a plan that has one: overdamped steps below 2/L"
+            raise InputError("--metric", "bound", expected)
         if by_bound and plan.certificate.objective_name in ("worst", "average"):
             return plan.objective
         rounds = plan.bound if by_bound else exact_w2_sq(inputs.posterior, plan)
-        assert rounds is not None  # kinetic dynamics alone have no bound
+        assert rounds is not None
         kept_rounds = rounds[plan.burn_in :]
         is_average = plan.certificate.objective_name == "average"
         return float(kept_rounds.mean() if is_average else kept_rounds.max())

@@ -50,7 +50,7 @@ class PowerProgram:
     budget: Array
     """[K], above 0; may be infinite."""
     cap: Array
-    """[S], above 0."""
+    """[S], above 0 and finite."""
     cost: Array
     """[S], above 0."""
     rho: Array
