@@ -55,15 +55,12 @@ ROUNDING = 1e-6
 
 @jax.jit
 def _totals(posterior, theta, clips, example_clips):
-    def total(limits):
-        clip, example_clip = limits
+    def chain(clip, example_clip):
         return posterior.unrounded_sum(
             theta, jnp.ones(1), clip, None, example_clip
         ).total
 
-    # One clip after the other: chains of one call share a lattice, which is as coarse as
-    # the largest of their clips needs it, and would round what the others send to zero.
-    return jax.lax.map(total, (clips, example_clips))
+    return jax.vmap(chain)(clips, example_clips)
 
 
 def sent(posterior, theta, clips, example_clips=None):

@@ -389,7 +389,7 @@ def short_settings(devices):
 
 def test_row_sum():
     """Rows of many short devices that float32 adds."""
-    lattice = softmax_rows.RowLattice(1, jnp.float32(512.0))
+    lattice = softmax_rows.RowLattice(1, jnp.array([512.0], jnp.float32))
     features = jnp.ones((1, 128, 1), jnp.float32)
 
     @jax.jit
@@ -404,7 +404,7 @@ def test_row_lattice():
     """A sum of rows half a step from the lattice of 256 such sums."""
     count = 256
     step = 4 * 128 * count**2 * 2.0**-46
-    lattice = softmax_rows.RowLattice(count, jnp.float32(512.0))
+    lattice = softmax_rows.RowLattice(count, jnp.array([512.0], jnp.float32))
     features = jnp.ones((count, 128, 1), jnp.float32)
     terms = np.zeros((2, 1, 1, 128 * count), np.float32)
     terms[:, 0, 0, 0] = [(1 - ALMOST_HALF) * step, -(1 - ALMOST_HALF) * step]

@@ -58,17 +58,19 @@ def signal_bound(weight: jax.Array, clip: jax.Array) -> jax.Array:
     """Return what no device's weighted, clipped gradient exceeds: max_k w_k ℓ_k.
 
     The lattice on which devices are added follows from it, so it must be public: it
-    depends on weights and thresholds alone. Devices of weight 0 do not count, even if
-    their threshold is infinite.
+    depends on weights and thresholds alone. Each chain has its own: a lattice that suits
+    another chain's thresholds could round more than this chain's plan pays for. Devices
+    of weight 0 do not count, even if their threshold is infinite.
 
     Args:
-        weight: w, of all devices and chains.
+        weight: w[..., K], of all devices.
         clip: ℓ, of a shape that goes with `weight`.
 
     Returns:
-        One number; infinite where a transmitting device is not clipped.
+        [...], a number for each chain; infinite where a transmitting device is not
+        clipped.
     """
-    return jnp.max(jnp.where(weight > 0, weight * clip, 0.0))
+    return jnp.max(jnp.where(weight > 0, weight * clip, 0.0), axis=-1)
 
 
 def prior_factor(prior: jax.Array, axes: tuple[int, ...]) -> jax.Array:

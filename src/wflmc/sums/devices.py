@@ -130,7 +130,7 @@ def add_devices(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) -> Su
         total: of `zero_sum`.
         terms: float32 [..., devices, ...].
         axis: that of the devices.
-        bound: of `signal_bound`.
+        bound: of `signal_bound`, of a shape as of `lattice_sum`.
 
     Returns:
         The new sum.
@@ -155,7 +155,7 @@ def add_on_lattice(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) ->
         total: of `zero_pair_sum`.
         terms: float32 [..., devices, ...].
         axis: that of the devices.
-        bound: of `signal_bound`.
+        bound: of `signal_bound`, of a shape as of `lattice_sum`.
 
     Returns:
         The new sum.
@@ -173,7 +173,7 @@ def add_pairs_on_lattice(total: Sum, terms: Pair, axis: int, bound: jax.Array) -
         total: of `zero_pair_sum`.
         terms: pairs [..., devices, ...].
         axis: that of the devices.
-        bound: of `signal_bound`.
+        bound: of `signal_bound`, of a shape as of `lattice_sum`.
 
     Returns:
         The new sum.

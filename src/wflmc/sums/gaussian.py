@@ -72,7 +72,7 @@ def clip_devices(
     Returns:
         The sum [chain, m] and the norms [chain, K].
     """
-    bound = signal_bound(weight, clip)
+    bound = signal_bound(weight, clip)[:, None, None]
 
     def add(
         total: Sum,
@@ -116,7 +116,7 @@ def clip_records(
     Returns:
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
-    bound = signal_bound(weight, clip)
+    bound = signal_bound(weight, clip)[:, None, None]
     common_prior = None if theta.ndim == 3 else _prior_share(theta[:, None], curvature)
 
     def add(

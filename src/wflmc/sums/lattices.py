@@ -31,8 +31,9 @@ def lattice_sum(terms: jax.Array, axis: int, bound: jax.Array) -> Pair:
     Args:
         terms: float32 [..., n, ...].
         axis: that of the n terms.
-        bound: public; no term exceeds it. Where it is infinite nothing is promised, and
-            terms are added as they are.
+        bound: public; no term exceeds it. One number, or an array that broadcasts to
+            `terms`, with length 1 along `axis`: sums on lattices of their own. Where it
+            is infinite nothing is promised, and terms are added as they are.
 
     Returns:
         The sum without that axis.
@@ -53,7 +54,7 @@ def lattice_sum_of_pairs(terms: Pair, axis: int, bound: jax.Array) -> Pair:
     Args:
         terms: pairs [..., n, ...].
         axis: that of the n terms.
-        bound: public; no term exceeds it.
+        bound: public; no term exceeds it; of a shape as of `lattice_sum`.
 
     Returns:
         The sum without that axis, as a pair.
@@ -72,7 +73,7 @@ def lattice_parts(terms: jax.Array, count: int, bound: jax.Array) -> Pair:
     Args:
         terms: float32 [...].
         count: n, how many terms are added in all.
-        bound: public; no term exceeds it.
+        bound: public; no term exceeds it; of a shape as of `lattice_sum`.
 
     Returns:
         The two parts, each of the shape of `terms`.

@@ -123,7 +123,7 @@ def clip_devices(
         The sum [chain, m] and the norms [chain, K].
     """
     common = None if theta.ndim == 3 else _by_class(theta, records)
-    bound = signal_bound(weight, clip)
+    bound = signal_bound(weight, clip)[:, None, None]
 
     def add(
         total: Sum,
@@ -178,7 +178,7 @@ def clip_records(
     common_prior = None
     if common is not None:
         common_prior = _capped_prior(curvature, common)
-    bound = signal_bound(weight, clip)
+    bound = signal_bound(weight, clip)[:, None, None]
 
     def add(
         total: Sum,

@@ -118,7 +118,7 @@ class RowLattice(NamedTuple):
     sums: int
     """Sums that are added on one lattice."""
     bound: jax.Array
-    """Public: no such sum exceeds it."""
+    """Public: no such sum exceeds it; [chain], or [1] where all chains have the same."""
 
 
 def clip_devices(
@@ -462,12 +462,16 @@ def _add_rows(features: jax.Array, clipped: jax.Array, lattice: RowLattice) -> P
         [chain, C, d].
     """
     parts, rows, dim = features.shape
+    classes = clipped.shape[1]
     flat = clipped.reshape(-1, parts, rows)
     if parts == 1:
         sums = jnp.matmul(flat[:, 0], features[0], precision="highest")[None]
     else:
         sums = jnp.einsum("xkn,knd->kxd", flat, features, precision="highest")
-    total = sum_parts(lattice_parts(sums, lattice.sums, lattice.bound), 0)
+    bound = lattice.bound[:, None]
+    if len(bound) > 1:  # chains of unlike weights or thresholds
+        bound = jnp.repeat(bound, classes, axis=0)
+    total = sum_parts(lattice_parts(sums, lattice.sums, bound), 0)
     shape = (*clipped.shape[:2], dim)
     return Pair(total.high.reshape(shape), total.low.reshape(shape))
 
@@ -477,12 +481,12 @@ def _largest_factor(
     signal: jax.Array,
     prior: PriorShare,
 ) -> jax.Array:
-    """Return what no clipping factor exceeds: public, as the prior's share is.
+    """Return what no clipping factor of a chain exceeds, [chain].
 
-    A factor is small where the share is long.
+    It is public, as the prior's share is. A factor is small where the share is long.
     """
     by_share = PRIOR_FACTOR_REACH * signal / jnp.sqrt(prior.squared_norm)
-    return jnp.minimum(jnp.max(inputs.weight), by_share)
+    return jnp.minimum(jnp.max(inputs.weight, axis=1), by_share)
 
 
 def _prior_of_all(
