@@ -14,6 +14,7 @@ from wflmc.evaluation.scores import (
 from wflmc.evaluation.summary import Evaluation, evaluate
 from wflmc.evaluation.wasserstein import (
     ExactLaw,
+    Spread,
     estimate_w2_sq,
     exact_ess,
     exact_law,
@@ -29,6 +30,7 @@ __all__ = [
     "ExactLaw",
     "Moments",
     "NoiseAware",
+    "Spread",
     "calibration",
     "choose_burn_in",
     "diagnose",

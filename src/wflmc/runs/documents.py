@@ -14,7 +14,14 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from wflmc.dynamics import Dynamics, from_constants
-from wflmc.evaluation import Calibration, Evaluation, ExactLaw, exact_law, reliability
+from wflmc.evaluation import (
+    Calibration,
+    Evaluation,
+    ExactLaw,
+    Spread,
+    exact_law,
+    reliability,
+)
 from wflmc.planning import Plan
 from wflmc.planning.resources import channel_uses, transmit_energy
 from wflmc.posterior.base import Predicts
@@ -537,10 +544,15 @@ def plan_document(
         "privacy": _privacy_values(plan, compare),
         "exact_w2_sq": law.w2_sq,
         "exact_ess_min": law.ess_min,
-        "spread": None if law.spread is None else law.spread._asdict(),
+        "spread": _spread_values(law.spread),
         "diagnosis": None,
     }
     return PlanFile.model_validate(plain(document)).model_dump(exclude_unset=True)
+
+
+def _spread_values(spread: Spread | None) -> JsonObject | None:
+    """Return `spread` of plan.json and summary.json."""
+    return None if spread is None else spread._asdict()
 
 
 def _constant_values(plan: Plan) -> JsonObject:
@@ -706,8 +718,7 @@ def summary_document(
     document = _attributes(evaluation, EVALUATED)
     document |= evaluation.mean_scores
     document["owner_only"] = OWNER_ONLY
-    spread = evaluation.spread
-    document["spread"] = None if spread is None else spread._asdict()
+    document["spread"] = _spread_values(evaluation.spread)
     document["w2_sq"] = None
     if evaluation.w2_sq is not None:
         document["w2_sq"] = _attributes(evaluation.w2_sq, DistancePart.model_fields)
