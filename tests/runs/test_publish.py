@@ -489,9 +489,14 @@ def test_a_secret_run_is_not_overwritten(tmp_path, call):
     assert names_key(err, "--out", "secret", "--ledger")
 
 
-def test_noise_of_a_lattice_can_be_published(tmp_path, call):
+@pytest.mark.parametrize("preconditioner", ["none", "private-whiten"])
+def test_noise_of_a_lattice_can_be_published(tmp_path, call, preconditioner):
+    """That of the release that whitens as well: anybody may know the scenario's seeds."""
     pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")
-    (tmp_path / "s.toml").write_text(SECRET.replace('seed = "secret"', "seed = 3"))
+    text = SECRET.replace('seed = "secret"', "seed = 3")
+    text = text.replace("mu =", f'preconditioner = "{preconditioner}"\nmu =')
+    (tmp_path / "s.toml").write_text(text)
+    seeded = build(load_scenario(tmp_path / "s.toml")).release
     for noise in ("channel", "simulated"):
         folder = tmp_path / noise
         arguments = ("--runtime", "process", "--noise", noise, "--out", folder)
@@ -502,6 +507,10 @@ def test_noise_of_a_lattice_can_be_published(tmp_path, call):
             for item in json.loads((folder / "plan.json").read_text())["not_covered"]
         ]
         assert ("sampler.seed" in listed) == (noise == "simulated")
+        if seeded is not None:
+            model = folder / "federation" / "device-0" / "model.json"
+            matrix = json.loads(model.read_text())["whitening"]
+            assert np.allclose(matrix, seeded.matrix) == (noise == "simulated")
         target = tmp_path / f"{noise}.nc"
         code, out, err = call(
             "publish", folder, "--out", target, "--accept-not-covered", "--json"

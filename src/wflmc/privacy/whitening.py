@@ -9,7 +9,8 @@ the average. The preconditioner that results changes how fast a chain mixes, not
 it samples.
 """
 
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from wflmc.privacy.promise import CLIPS
 from wflmc.privacy.releases import ReleaseChannel, clip_rows
 from wflmc.support.errors import InputError
 from wflmc.support.keys import check_key, digest
+from wflmc.support.storage import read_verified_arrays, replacing, write_arrays
 
 Array = NDArray[np.float64]
 
@@ -79,6 +81,42 @@ class Release(NamedTuple):
             "share_of_budget": share_of_budget,
             "hidden": self.hidden,
         }
+
+    def save(self, path: Path) -> None:
+        """Write the release to a file for its owner alone: its name hashes the data.
+
+        Args:
+            path: of the file, which `load` reads.
+        """
+        arrays = {name: np.asarray(value) for name, value in self._asdict().items()}
+        with replacing(path, mode=0o600) as file:
+            write_arrays(file, arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a release that `save` has written.
+
+        Whoever needs the release again reads it: with exact noise, another one would
+        have another matrix, and cost the devices again.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            InputError: the file is missing, is damaged or has been changed.
+        """
+        requirement = "a release that this version has saved"
+        arrays = read_verified_arrays(path, key="release", requirement=requirement)
+        if set(arrays) != set(cls._fields):
+            raise InputError("release", str(path), requirement)
+        return cls(
+            matrix=arrays["matrix"],
+            loss=arrays["loss"],
+            name=str(arrays["name"]),
+            noise=str(arrays["noise"]),
+            noise_level=float(arrays["noise_level"]),
+            hidden=float(arrays["hidden"]),
+        )
 
 
 def release_whitening(

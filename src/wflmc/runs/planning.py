@@ -377,7 +377,8 @@ def _rebuild_inputs(
     """Return posterior, link and privacy of a plan's scenario.
 
     Refused are files whose hash plan.json has and that have changed since, and
-    scenarios whose whitening release cannot be made again, as its key is gone.
+    scenarios whose whitening release cannot be made again, as its key is gone or it
+    never had one.
     """
     scenario = validate(document.scenario, f"{option}: ")
     digests = file_digests(scenario, {*PUBLIC_FILES, *document.files})
@@ -392,6 +393,13 @@ def _rebuild_inputs(
             "secret",
             "a number with private-whiten: a secret key is deleted when its run ends, "
             "and the release with it",
+        )
+    if document.noise != "simulated" and has_release:
+        raise InputError(
+            f"{option}: noise",
+            document.noise,
+            "simulated with private-whiten: the release of this federation has noise "
+            "that protects, with which it cannot be made again",
         )
     inputs = build(scenario, key)
     # The scenario in plan.json no longer shows what was settled when the plan was made,

@@ -118,7 +118,12 @@ DATA_SOURCES = (
 
 
 def build(
-    scenario: Scenario, key: jax.Array | None = None, data_words: str = THESE_DATA
+    scenario: Scenario,
+    key: jax.Array | None = None,
+    data_words: str = THESE_DATA,
+    *,
+    exact: bool = False,
+    release: Release | None = None,
 ) -> Inputs:
     """Return the inputs of planning for a scenario.
 
@@ -131,6 +136,10 @@ def build(
         key: of the noise of a release that whitens, where the scenario's seed is
             secret; drawn by default.
         data_words: what notices call the scenario's data.
+        exact: as of `release_whitening`: the release that whitens has noise that
+            protects, whatever the scenario's seeds.
+        release: one that was made for this scenario before; by default it is made now,
+            where the scenario asks for one.
 
     Returns:
         The inputs, with what ε does not cover of them.
@@ -146,7 +155,9 @@ def build(
     link = build_link(scenario)
     privacy = build_privacy(scenario)
     posterior, test = build_posterior(scenario)
-    posterior, release = _preconditioned(scenario, posterior, link, privacy, key)
+    if release is None:
+        release = _release(scenario, posterior, link, privacy, key=key, exact=exact)
+    posterior = _preconditioned(scenario, posterior, release)
     notices += _constant_notices(scenario, posterior, data_words)
     mu = scenario.posterior.mu or posterior.mu
     L = scenario.posterior.L or posterior.L
@@ -442,32 +453,33 @@ def _test_set(
     return features, data.y_test
 
 
-def _preconditioned(
+def _release(
     scenario: Scenario,
     posterior: Posterior,
     link: Link,
     privacy: Privacy,
+    *,
     key: jax.Array | None,
-) -> tuple[Posterior, Release | None]:
-    """Return the posterior in the coordinates of the scenario, and what they cost.
+    exact: bool,
+) -> Release | None:
+    """Return the release that whitens; None where the scenario asks for none.
 
     Args:
         scenario: whose `posterior.preconditioner` decides.
         posterior: in the coordinates of its parameters.
-        link: over which a release is sent.
+        link: over which the release is sent.
         privacy: the promise that pays for it.
-        key: of the noise of a release, used only where the scenario's seed is secret;
-            else that noise has the key of `posterior.seed`. None draws one.
+        key: of simulated noise, used only where the scenario's seed is secret; else
+            that noise has the key of `posterior.seed`. None draws one.
+        exact: draw noise that protects instead.
     """
     section = scenario.posterior
-    if section.preconditioner == "none":
-        return posterior, None
+    if section.preconditioner != "private-whiten":
+        return None
     assert isinstance(posterior, Regression)  # a custom model brings its own
-    if section.preconditioner == "whiten":
-        return posterior.whitened(prior_on=section.prior_on), None
     if scenario.sampler.seed != "secret":
         key = seeded(section.seed)
-    release = release_whitening(
+    return release_whitening(
         secret_key() if key is None else key,
         posterior,
         link,
@@ -476,8 +488,28 @@ def _preconditioned(
         budget_fraction=section.whiten_share,
         rounds=section.whiten_rounds,
         prior_on=section.prior_on,
+        exact=exact,
     )
-    return posterior.whitened(release.matrix, section.prior_on), release
+
+
+def _preconditioned(
+    scenario: Scenario, posterior: Posterior, release: Release | None
+) -> Posterior:
+    """Return the posterior in the coordinates of the scenario.
+
+    Args:
+        scenario: whose `posterior.preconditioner` decides.
+        posterior: in the coordinates of its parameters.
+        release: whose matrix whitens, where whitening is paid for.
+    """
+    section = scenario.posterior
+    if section.preconditioner == "none":
+        return posterior
+    assert isinstance(posterior, Regression)  # a custom model brings its own
+    if section.preconditioner == "whiten":
+        return posterior.whitened(prior_on=section.prior_on)
+    assert release is not None
+    return posterior.whitened(release.matrix, section.prior_on)
 
 
 def _constant_notices(

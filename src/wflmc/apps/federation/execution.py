@@ -43,6 +43,7 @@ from wflmc.planning.notices import oracle_notice
 from wflmc.posterior import Posterior
 from wflmc.posterior.regression import Regression
 from wflmc.privacy import ACCOUNTANTS, Ledger
+from wflmc.privacy.whitening import Release
 from wflmc.runs.documents import (
     Document,
     JsonObject,
@@ -80,6 +81,8 @@ ABOUT_FILE = "about.json"
 """In the folder of a federation: what identifies it, as `AboutFile`."""
 PLAN_DOCUMENT = "plan.json"
 """In the folder of a federation: its plan, copied to the run folder at the end."""
+RELEASE_FILE = "release.npz"
+"""In the folder of a federation: the release that whitens, where its noise protects."""
 STAND_IN = "data that stand in for the devices' own"
 """What a scenario's data are where devices bring their own, in the words of notices."""
 DIFFERENCES = {
@@ -304,14 +307,14 @@ def run_federation(
         DeploymentError: the rounds could not be run to the end.
     """
     scenario = load_scenario(options.scenario, options.overrides)
-    data_words = STAND_IN if options.own_data else THESE_DATA
-    inputs = build(scenario, data_words=data_words)
     identity = options.identity(scenario)
-    _check_custom_model(inputs.posterior, options)
     federation = folder / FEDERATION
-    if federation.exists():
+    has_begun = federation.exists()
+    if has_begun:
         _refuse_other(folder, identity)
-    else:
+    inputs = _build_inputs(scenario, options, federation if has_begun else None)
+    _check_custom_model(inputs.posterior, options)
+    if not has_begun:
         _begin(folder, scenario, inputs, options, identity=identity)
     server = _open(folder, inputs, options, identity)
     plan = server.job.plan
@@ -337,6 +340,33 @@ def run_federation(
         # The ledger is read again: another process may have charged it.
         server = open_server(server.job, server.folder)
     return _finish(folder, scenario, inputs, server, options=options)
+
+
+def _build_inputs(
+    scenario: Scenario, options: FederationOptions, federation: Path | None
+) -> Inputs:
+    """Return what the federation is planned from, with the release that whitens.
+
+    Devices hold the matrix of the release, so that its noise protects where that of the
+    rounds does. Such noise cannot be drawn again: the release is made once, stored by
+    `_begin`, and read ever after, also by a server that was restarted.
+
+    Args:
+        scenario: what is planned.
+        options: of the command.
+        federation: the folder of one that has begun; None before.
+    """
+    data_words = STAND_IN if options.own_data else THESE_DATA
+    preconditioner = scenario.posterior.preconditioner
+    if preconditioner != "private-whiten" or options.noise == "simulated":
+        return build(scenario, data_words=data_words)
+    if options.own_data:
+        expected = "none or whiten with --own-data: devices would pay for other data"
+        raise InputError("posterior.preconditioner", preconditioner, expected)
+    release = None
+    if federation is not None:
+        release = Release.load(federation / RELEASE_FILE)
+    return build(scenario, data_words=data_words, exact=True, release=release)
 
 
 def _check_custom_model(posterior: Posterior, options: FederationOptions) -> None:
@@ -467,6 +497,8 @@ def _begin(
     if not options.prepare:
         ledger_path = identity["ledger"] or f"../../{OWN_LEDGER}"
         write_text(part / SERVER / LEDGER, ledger_path)
+    if inputs.release is not None and options.noise != "simulated":
+        inputs.release.save(part / RELEASE_FILE)
     write_text(part / PLAN_DOCUMENT, to_json(document))
     write_text(part / ABOUT_FILE, to_json(identity))
     part.rename(folder / FEDERATION)
@@ -488,7 +520,8 @@ def _with_coverage(inputs: Inputs, options: FederationOptions) -> Inputs:
     """Return the inputs with what ε does not cover in a federation.
 
     Data that stand in for the devices' own are nobody's. A seed is not covered where it
-    draws the noise, which only a simulation does.
+    draws the noise, which only a simulation does: otherwise that of the rounds and of
+    the release that whitens comes from the operating system's entropy.
     """
     if options.own_data:
         stand_in_notices = data_notices(inputs.not_covered, STAND_IN)
