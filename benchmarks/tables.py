@@ -1,21 +1,25 @@
 """Private estimators on small tables: against a search on the test set at the same ε,
 and against no privacy at all.
 
-    python -m benchmarks.tables [SPLITS] [TABLE …]
+    python -m benchmarks.tables [SPLITS] [TABLE …] [--no-search] [--scores FILE]
     python -m benchmarks.tables 10 rare
 
 Every table is split SPLITS times (20); all of ε = 3, δ = 1e-5 per record (adjacency:
 replace) counts, scaling and the regressor's noise scale included. The search runs every
 candidate of a finer grid on the same scaled features and is told which one is best on
-the test rows: nobody could do that in practice.
+the test rows: nobody could do that in practice. --no-search leaves it out; --scores
+writes the scores of every split as JSON, by which two versions can be compared in pairs.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import warnings
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -193,15 +197,27 @@ def rare_class(seed: int) -> float:
 def main(arguments: list[str]) -> None:
     """Print one row for every table."""
     warnings.simplefilter("ignore")
-    splits = int(arguments[0]) if arguments else 20
-    if arguments[1:] == ["rare"]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables")
+    parser.add_argument("splits", nargs="?", type=int, default=20)
+    parser.add_argument("tables", nargs="*", metavar="table")
+    parser.add_argument("--no-search", action="store_true")
+    parser.add_argument("--scores", type=Path)
+    options = parser.parse_intermixed_args(arguments)
+    splits: int = options.splits
+    if options.tables == ["rare"]:
         ratios = np.array([rare_class(seed) for seed in range(splits)])
         spread = f"{ratios.min():.3f} to {ratios.max():.3f}"
         print(
             f"mean probability of a class of 3 % over its share, {splits} seeds: {ratios.mean():.3f} ({spread})"
         )
         return
-    names = arguments[1:] or ["breast_cancer", "digits", "wine", "diabetes", "friedman"]
+    names = options.tables or [
+        "breast_cancer",
+        "digits",
+        "wine",
+        "diabetes",
+        "friedman",
+    ]
     columns = [
         "score",
         "search",
@@ -219,16 +235,21 @@ def main(arguments: list[str]) -> None:
     )
     for column in ["table", "ranges", *columns]:
         table.add_column(column, justify="right")
+    scores: dict[str, dict[str, list[float]]] = {}
     for name, public in product(names, (False, True)):
-        found = measure(name, splits, public, searched=True)
+        found = measure(name, splits, public, searched=not options.no_search)
+        ranges = "public" if public else "paid for"
+        scores[f"{name}, {ranges}"] = {key: list(found[key]) for key in found}
+        if options.scores is not None:
+            options.scores.write_text(json.dumps(scores))
         cells = [
             f"{found[key].mean():.4f} ± {found[key].std(ddof=1) / len(found[key]) ** 0.5:.4f}"
             if key in found
             else ""
             for key in columns
         ]
-        table.add_row(name, "public" if public else "paid for", *cells)
-        Console(width=200).print(name, "public" if public else "paid for", *cells)
+        table.add_row(name, ranges, *cells)
+        Console(width=200).print(name, ranges, *cells)
     Console(width=200).print(table)
 
 
