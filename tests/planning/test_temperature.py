@@ -43,7 +43,7 @@ def make_plan(posterior, temperature, relative_step=0.4, **settings):
         settings.pop("privacy", privacy),
         step_size=step_size,
         burn_in=BURN_IN,
-        samples=SAMPLES,
+        samples=settings.pop("samples", SAMPLES),
         **grouped(burn_in_temperature=temperature, **settings),
     )
 
@@ -181,6 +181,17 @@ def test_what_is_missing_of_the_variance_is_that_of_the_exact_law(posterior):
         whitened = np.linalg.solve(deviation, law.covariance[round_index])
         ratios = np.linalg.eigvalsh(np.linalg.solve(deviation, whitened.T))
         assert missing == pytest.approx(1 - ratios.min(), abs=0.13)
+
+
+def test_excess_at_the_last_round_is_not_told_as_missing(posterior):
+    """Kept rounds in a deep fade have more noise than they need."""
+    plan = make_plan(
+        posterior, 0.05, link=wflmc.Link(channel.rayleigh(0.01), snr_db=48), samples=5
+    )
+    assert plan.noise_variance[-1] > 1.2 * plan.langevin_noise[-1]
+    notice = next(n for n in plan.notices if n.code == NoticeCode.COLD_DRAWS)
+    assert not re.search(r"-\d", notice.text)
+    assert percentages(notice.text)[1] == 0
 
 
 def percentages(text):

@@ -252,7 +252,8 @@ def _temperature_notices(
         return
     missing = _missing_variance(plan)
     at_first = float(missing[plan.burn_in].max())
-    at_last = float(missing[-1].max())
+    # Excess noise of a kept round may have made up for all of it.
+    at_last = max(float(missing[-1].max()), 0.0)
     if at_first > SMALLEST_MISSING_VARIANCE:
         yield Notice(
             NoticeCode.COLD_DRAWS,
