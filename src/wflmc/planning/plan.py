@@ -554,7 +554,7 @@ class Plan(Shown):
 
     @property
     def langevin_noise(self) -> Array:
-        """Return the variance of the noise that a round needs, [S].
+        """Return the variance of the noise that samples of the posterior need, [S].
 
         For overdamped steps it is 2η (Lemma 3), in every coordinate of θ. For kinetic
         ones it is 1 − e² in every coordinate of the velocity, with e = exp(−γ_f h).
