@@ -531,6 +531,28 @@ def test_chains_that_diverge_are_not_taken_for_good_ones():
     )
 
 
+@pytest.mark.parametrize("dynamics", ["overdamped", "kinetic"])
+def test_cold_burn_in_is_not_taken_for_long_steps(dynamics):
+    posterior = wflmc.gaussian_regression(jax.random.key(0), 10, examples=400)
+    step_size = 0.05 / (posterior.mu + posterior.L)
+    if dynamics == "kinetic":
+        step_size = 0.1 / posterior.L**0.5
+    first, *_ = wflmc.advise(
+        posterior,
+        wflmc.Link(channel.static(), snr_db=200),
+        wflmc.Privacy(clip=1e5),
+        step_size=step_size,
+        burn_in=3000,
+        samples=5,
+        **grouped(
+            dynamics=dynamics, friction=30.0, burn_in_temperature=0.05, power="no-dp"
+        ),
+    )
+    assert first.cause == "burn-in too cold"
+    assert first.change.values == {"sampler.burn_in_temperature": 1.0}
+    assert first.change.expected.after < 0.1 * first.change.expected.before
+
+
 @pytest.mark.parametrize(("clip", "times"), [(3.0, 0.4), (30.0, 1.0)])
 def test_following_all_advice_is_no_worse_than_the_first(posterior, clip, times):
     """A later change is tried on top of those before it."""

@@ -135,6 +135,7 @@ def forecast(
     *,
     clipping: bool = True,
     excess: bool = True,
+    cold: bool = True,
     start: bool = True,
 ) -> ChainForecast:
     """Forecast the rounds of a plan after burn-in.
@@ -147,12 +148,14 @@ def forecast(
         model: of the posterior, by `model_of`.
         clipping: whether gradients are clipped.
         excess: whether noise is above what Langevin sampling needs.
+        cold: whether noise of burn-in is below that.
         start: whether chains start where they do; otherwise at the posterior.
 
     Returns:
         The forecast; squares are infinite for a chain that diverges.
     """
-    rounds = _rounds(plan, model, clipping=clipping, excess=excess, start=start)
+    noise = _noise(plan, excess=excess, cold=cold)
+    rounds = _rounds(plan, model, noise=noise, clipping=clipping, start=start)
     summary = _Summary(rounds, plan.burn_in)
     # A chain that diverges ends in inf, and is reported as such.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -161,10 +164,22 @@ def forecast(
     return summary.forecast(average=plan.certificate.objective_name == "average")
 
 
+def _noise(plan: Plan, *, excess: bool, cold: bool) -> Array:
+    """Return the variance of the noise of every round, [S]; as of `forecast`."""
+    noise = plan.noise_variance
+    if not excess:
+        noise = np.minimum(noise, plan.langevin_noise)
+    if not cold:
+        is_burn_in = np.arange(noise.size) < plan.burn_in
+        at_least_needed = np.maximum(noise, plan.langevin_noise)
+        noise = np.where(is_burn_in, at_least_needed, noise)
+    return noise
+
+
 def _rounds(
-    plan: Plan, model: ForecastModel, *, clipping: bool, excess: bool, start: bool
+    plan: Plan, model: ForecastModel, *, noise: Array, clipping: bool, start: bool
 ) -> ClippedRounds:
-    """Return the rounds of a plan; arguments as of `forecast`."""
+    """Return the rounds of a plan with noise[S]; other arguments as of `forecast`."""
     cost = model.cost
     start_variance = cost.start_variance if start else 1 / cost.precision
     groups = DirectionGroups.of(cost.precision, start_variance)
@@ -179,9 +194,6 @@ def _rounds(
     # which is set next.
     covariance[:, -1] = 1.0
     covariance[:, 0] = groups.start
-    noise = plan.noise_variance
-    if not excess:
-        noise = np.minimum(noise, plan.langevin_noise)
     # Of gradients along the directions of the model alone.
     clip = plan.clip * model.direction_fraction**0.5
     examples = _example_clipping(plan, model)

@@ -179,18 +179,20 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     """Return what each cause costs, the largest first; too few draws come last.
 
     Where the error is large, a cause costs what the forecast gains without it: without
-    noise in excess of what sampling needs, without clipping, or from a start at the
-    posterior. The step costs the error that is left without all three. Too few draws
-    are measured in another unit, 1/ESS, and so cannot be ranked with the others.
+    noise in excess of what sampling needs, without less than that in burn-in, without
+    clipping, or from a start at the posterior. The step costs the error that is left
+    without all four. Too few draws are measured in another unit, 1/ESS, and so cannot
+    be ranked with the others.
     """
     plan = diagnosed.plan
     model = diagnosed.model
     actual = diagnosed.forecast
-    ideal = forecast(plan, model, clipping=False, excess=False, start=False)
+    ideal = forecast(plan, model, clipping=False, excess=False, cold=False, start=False)
     costs: list[_Cost] = []
     if actual.scaled_w2_sq >= GOOD_W2_SQ:
         without = {
             "noise": forecast(plan, model, excess=False),
+            "cold": forecast(plan, model, cold=False),
             "clipping": forecast(plan, model, clipping=False),
             "start": forecast(plan, model, start=False),
         }
@@ -227,6 +229,10 @@ def _evidence(
     rhat = "" if measured.rhat_max is None else f" (R-hat is {measured.rhat_max:.3g})"
     if kind == "noise":
         return _noise_evidence(plan)
+    if kind == "cold":
+        ratio = float((plan.noise_variance / plan.langevin_noise).min())
+        text = f"its rounds have as little as {ratio:.2g} times a kept round's noise"
+        return _Evidence("burn-in too cold", text)
     if kind == "clipping":
         at_posterior = forecast(plan, diagnosed.model, excess=False, start=False)
         left = f"at the posterior {at_posterior.fraction_left:.0%} would be left"

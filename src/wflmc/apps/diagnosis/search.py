@@ -57,6 +57,7 @@ AGAINST_NOISE = (
 )
 FREE_KEYS = {
     "noise": (*AGAINST_NOISE, "sampler.samples", "policy.power"),
+    "cold": ("sampler.burn_in_temperature",),
     "clipping": AGAINST_NOISE,
     "start": (
         "sampler.step_size",
@@ -276,7 +277,7 @@ class ChangeSearch:
         not pay for it elsewhere. Against too few draws, W2² must not grow by
         MAX_GROWTH_FOR_DRAWS or more, unless it stays below half of GOOD_W2_SQ. Against
         another cause, W2² over the total variance must fall as well, and so must its
-        sum with 1/ESS.
+        sum with 1/ESS, unless the cause is burn-in that is too cold.
         """
         base = self.base
         if kind == "draws":
@@ -292,7 +293,10 @@ class ChangeSearch:
             after = changed.scaled_w2_sq
             total_before = base.w2_sq + base.inverse_ess
             total_after = changed.w2_sq + changed.inverse_ess
-            helps = changed.w2_sq < base.w2_sq and total_after < total_before
+            helps = changed.w2_sq < base.w2_sq
+            # Cold burn-in makes 1/ESS too small, as draws are too near to one another.
+            if kind != "cold":
+                helps = helps and total_after < total_before
         if not helps or after >= LARGEST_FRACTION_LEFT * before:
             return None
         is_exact = base.exact and changed.exact
@@ -379,6 +383,9 @@ class ChangeSearch:
             return changes_to(key, rounds, values[in_range])
         if key == "sampler.init" and plan.init == "prior":
             return [Change(key, "zero", "to")]
+        if key == "sampler.burn_in_temperature":
+            present = self.replanner.request.sampler.burn_in_temperature
+            return [Change(key, 1.0, "up")] if present < 1 else []
         return []
 
     def _privacy_candidates(self, key: str) -> Sequence[Change]:
