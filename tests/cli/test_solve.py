@@ -181,6 +181,27 @@ def test_the_picture_shows_the_plan(posterior):
     )
 
 
+def test_the_picture_of_cold_burn_in_shows_no_excess_below_what_is_needed(posterior):
+    """A round with less noise than sampling needs has none in excess."""
+    from wflmc.apps.report.run_figures import plan_figure
+
+    plan = wflmc.plan(
+        posterior,
+        step_size=1e-4,
+        burn_in=10,
+        samples=10,
+        sampler=wflmc.Sampler(burn_in_temperature=0.05),
+    )
+    panels = plan_figure(plan).panels
+    items = {item.name: item for panel in panels for item in panel.items}
+    needed = items["noise that Langevin sampling needs"]
+    excess = items["excess noise"]
+    np.testing.assert_allclose(items["noise"].y[:10], 0.05 * 2e-4)
+    assert np.all(excess.high >= excess.low)
+    np.testing.assert_allclose(excess.high - excess.low, 0.0, atol=1e-12)
+    assert np.all(needed.low <= plan.noise_variance)
+
+
 def objective(path, overrides):
     """That of a scenario's plan."""
     scenario = load_scenario(path, overrides)

@@ -208,9 +208,12 @@ def _noise_and_losses(plan: Plan, x: Values) -> list[Panel]:
     needed = plan.langevin_noise
     total = plan.noise_variance
     needed_name = "noise that Langevin sampling needs"
-    # A tenth of what is needed is where the band ends on a logarithmic scale.
-    needed_band = Band(x, 0.1 * needed, needed, needed_name, GREEN, 0.5, step=True)
-    excess_band = Band(x, needed, total, "excess noise", RED, 0.4, step=True)
+    # A tenth of what is needed is where the band ends on a logarithmic scale, or the
+    # noise of a round with less.
+    needed_low = np.minimum(0.1 * needed, total)
+    needed_band = Band(x, needed_low, needed, needed_name, GREEN, 0.5, step=True)
+    excess_high = np.maximum(needed, total)
+    excess_band = Band(x, needed, excess_high, "excess noise", RED, 0.4, step=True)
     total_line = Line(x, total, "noise", step=True, width=1)
     noise = Panel(
         [needed_band, excess_band, total_line],
