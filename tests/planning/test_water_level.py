@@ -99,6 +99,13 @@ def test_a_known_case():
     np.testing.assert_allclose(water_level(problem).a, [1.25, 1.25, 0.5, 1.5])
 
 
+def test_floors_that_take_a_whole_budget_stay():
+    """Device 1 can afford its floors and nothing above them."""
+    active = [[1, 0], [0, 1], [0, 1]]
+    problem = problem_of([0.0, 1.0, 1.0], [9, 2, 2], active, [3.0, 2.0])
+    np.testing.assert_allclose(water_level(problem).a, [3, 1, 1])
+
+
 def test_many_rounds_and_devices_take_few_passes():
     generator = np.random.default_rng(0)
     active = generator.random((2000, 50)) < 0.5

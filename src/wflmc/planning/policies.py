@@ -289,6 +289,9 @@ def _affordable_level(
     last_slope = slope[last, device]
     with np.errstate(divide="ignore", invalid="ignore"):
         beyond = np.where(last_slope > 0, available / last_slope, np.inf)
+    # Floors that take a whole budget leave nothing to rise with.
+    has_no_room = active.any(0) & (spent[0] > budget)
+    beyond = np.where(has_no_room, 0.0, beyond)
     level = corner[last] + beyond
     lowest = float(level.min(initial=np.inf))
     return _Level(lowest, np.isfinite(level) & (level <= lowest))
