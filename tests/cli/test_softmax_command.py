@@ -62,6 +62,15 @@ def test_a_plan_without_a_bound_is_not_solved_for_it(call, softmax):
     assert names_key(err, "--metric", "bound")
 
 
+def test_a_plan_without_a_bound_is_shown(call, softmax):
+    options = ("--set", "sampler.step_size=2.5/L", "--no-advice")
+    code, out, err = call("plan", softmax, *options)
+    assert code == 0, err
+    (row,) = [line for line in out.splitlines() if line.startswith("bound on W2²")]
+    assert "2/L" in row
+    assert "kinetic" not in row
+
+
 def test_run(call, softmax, tmp_path):
     code, out, err = call("run", softmax, "--out", tmp_path / "out", "--json")
     assert code == 0, err

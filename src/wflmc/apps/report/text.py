@@ -172,13 +172,18 @@ def _objective_words(document: JsonObject, objective: str | None) -> str:
     """Return the value of the objective, where it starts, and how good it is."""
     is_whitened = document["coordinates"] == "whitened" and objective != "exact"
     coordinates = "; both in whitened coordinates" if is_whitened else ""
-    start = f"(start {document['constants']['initial_w2_sq']:.4g}{coordinates})"
+    constants = document["constants"]
+    start = ""  # not computed where it would serve no bound
+    if constants["initial_w2_sq"] is not None:
+        start = f" (start {constants['initial_w2_sq']:.4g}{coordinates})"
     value = document["objective"]
     if value is None:
-        return f"none is known for kinetic dynamics {start}"
+        is_kinetic = from_constants(constants).has_velocity
+        reason = "kinetic dynamics" if is_kinetic else "steps above 2/L"
+        return f"none is known for {reason}{start}"
     words = f"{value:.4g} after burn-in"
     if objective != "transcript":
-        words += f" {start}"
+        words += start
     if document["gap"] is not None:
         words += f", within {document['gap']:.1g} of the best possible"
         limit = document["max_round_noise"]
