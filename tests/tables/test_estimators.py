@@ -25,6 +25,7 @@ from wflmc.apps.tables.protected import protected_chain
 from wflmc.apps.tables.settings import Facts, Settings
 from wflmc.privacy import Ledger, Privacy, releases
 from wflmc.privacy.lattice import Lattice
+from wflmc.runs.documents import FitFile
 
 from ..conftest import FULL, count
 from ..error_tools import raises_input_error
@@ -34,6 +35,8 @@ SHORT_SETTINGS = Settings(
     clip=1.0, step_size=0.01, burn_in=10, samples=10, prior_std=1.0
 )
 
+COLD_SETTINGS = replace(SHORT_SETTINGS, step_size=0.002, burn_in_temperature=0.05)
+"""Steps so short that kept rounds leave something of every budget in these tests."""
 ALL_CLIPS = chosen.CLIPS
 """Those that users choose from, where tests have fewer."""
 AGAIN = pytest.mark.filterwarnings(
@@ -51,6 +54,7 @@ def quiet(monkeypatch):
             "TRAVELS": (0.25, 0.5),
             "PRIORS": (4.0,),
             "ROUNDS": (50,),
+            "TEMPERATURES": (),
             "MAX_STAND_INS": 1,
             "MAX_MOMENTS": 0,
         }
@@ -196,7 +200,8 @@ def test_pipelines_and_cross_validation_work_around_it():
         PrivateClassifier().report_html_()
 
 
-def test_plans_and_settings_do_not_depend_on_the_data():
+@pytest.mark.parametrize("settings", [SHORT_SETTINGS, COLD_SETTINGS])
+def test_plans_and_settings_do_not_depend_on_the_data(settings):
     noisy_broadcast = wflmc.Link(channel.rayleigh(1.0), snr_db=20, downlink_snr_db=10)
     for link in (None, noisy_broadcast):
         facts = Facts(90, 3, 2, 3, PROMISE, 0.01, link=link)
@@ -205,11 +210,11 @@ def test_plans_and_settings_do_not_depend_on_the_data():
             g = np.random.default_rng(seed)
             posterior = chosen.private_posterior(
                 facts,
-                SHORT_SETTINGS,
+                settings,
                 scale * g.standard_normal((90, 3)),
                 g.integers(0, 2, 90),
             )
-            plans.append(chosen.make_plan(facts, SHORT_SETTINGS, posterior))
+            plans.append(chosen.make_plan(facts, settings, posterior))
         assert plans[0].checksum == plans[1].checksum  # of every field
         assert plans[0].warnings == plans[1].warnings == ()
         assert plans[0].spent.max() + 0.01 <= PROMISE.budget(1)[0] * (1 + 1e-9)
@@ -315,6 +320,86 @@ def test_burn_in_and_whitening_are_among_the_candidates(monkeypatch):
     # Chains in float32 are computed in other batches.
     assert together[1].scores == pytest.approx(alone.scores, rel=1e-5)
     assert together[0].nll != together[1].nll
+
+
+def facts_at(epsilon: float) -> Facts:
+    """Return the facts of a small table under a promise."""
+    return Facts(60, 3, 2, 2, replace(PROMISE, epsilon=epsilon), spent=0.0)
+
+
+def plan_of(facts: Facts, settings: Settings) -> wflmc.Plan:
+    """Return the plan of a fit of any table of these facts."""
+    X = np.ones((facts.rows, facts.features))
+    labels = np.arange(facts.rows) % 2
+    posterior = chosen.private_posterior(facts, settings, X, labels)
+    return chosen.make_plan(facts, settings, posterior)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 3.0])
+@pytest.mark.parametrize("link", [None, wflmc.Link(channel.static(np.ones(2)), 40)])
+def test_at_temperature_1_rounds_have_equal_power(epsilon, link):
+    settings = replace(COLD_SETTINGS, burn_in_temperature=1.0)
+    facts = facts_at(epsilon)._replace(link=link)
+    plan = plan_of(facts, settings)
+    assert plan.gain == pytest.approx(plan.gain[0])
+    budget = facts.promise.budget(1)[0]
+    is_at_cap = epsilon == 3.0
+    assert plan.regime_share["lmc-limited" if is_at_cap else "dp-limited"] == 1
+    # Rounds at the Langevin cap leave something; others take equal parts of it all.
+    assert (plan.spent.max() < 0.99 * budget) == is_at_cap
+    assert plan.spent.max() <= budget
+
+
+def test_a_colder_burn_in_spends_what_kept_rounds_leave():
+    X, y = two_clusters(60)
+    plans = []
+    for temperature in (1.0, 0.05):
+        model = PrivateClassifier(
+            classes=["no", "yes"],
+            settings=replace(COLD_SETTINGS, burn_in_temperature=temperature),
+        ).fit(X, y)
+        assert model.settings_.burn_in_temperature == temperature
+        assert model.privacy_.epsilon <= 3.0
+        plans.append(model.plan_)
+        relative_noise = plans[-1].noise_variance / plans[-1].langevin_noise
+        assert relative_noise[10:] == pytest.approx(1.0)
+        assert np.all(relative_noise[:10] >= temperature * (1 - 1e-9))
+    assert np.all(relative_noise[:10] < 0.9)
+    assert plans[1].spent.max() > 1.1 * plans[0].spent.max()
+
+
+def test_a_colder_burn_in_is_tried_where_the_cap_binds(monkeypatch):
+    monkeypatch.setattr(chosen, "TEMPERATURES", (0.3,))
+    temperatures = {}
+    for epsilon in (0.1, 10.0):
+        facts = facts_at(epsilon)
+        candidates = chosen.choose(facts)
+        temperatures[epsilon] = {
+            candidate.settings.burn_in_temperature for candidate in candidates
+        }
+        for candidate in candidates:
+            plan = plan_of(facts, replace(candidate.settings, burn_in_temperature=1.0))
+            is_limited = plan.regime_share["lmc-limited"] > 0
+            assert is_limited or candidate.settings.burn_in_temperature == 1
+            assert is_limited == (candidate.cap_fraction >= 1 - chosen.CAP_TOLERANCE)
+    assert temperatures == {0.1: {1.0}, 10.0: {1.0, 0.3}}
+    chosen._chosen.clear()
+    assert chosen.choose(facts) == candidates
+
+
+def test_candidates_with_a_cold_burn_in_are_scored_as_if_alone():
+    facts = facts_at(10.0)
+    late, early = (
+        replace(COLD_SETTINGS, burn_in=burn_in, samples=20 - burn_in)
+        for burn_in in (15, 5)
+    )
+    warm = replace(late, burn_in_temperature=1.0)
+    together = chosen.expect(facts, [late, early, warm])
+    # Noise goes by the number of a chain in its group.
+    alone = chosen.expect(facts, [late])[0]
+    assert together[0].scores == pytest.approx(alone.scores, rel=1e-5)
+    warm_alone = chosen.expect(facts, [warm])[0]
+    assert warm_alone.nll != pytest.approx(alone.nll, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", [0, None])
@@ -514,6 +599,20 @@ def test_an_attack_on_a_whole_fit_proves_no_more_than_epsilon_and_catches_a_free
     assert not caught.consistent
 
 
+@AGAIN
+def test_an_attack_on_a_fit_with_a_cold_burn_in_proves_no_more_than_epsilon():
+    tables = _neighbours()
+
+    def cold(trial: int) -> PrivateClassifier:
+        return PrivateClassifier(
+            1.0, 1e-3, classes=[0, 1], settings=COLD_SETTINGS, random_state=trial
+        )
+
+    plan = cold(0).fit(*tables[0]).plan_
+    assert np.all(plan.noise_variance[:10] < 0.9 * plan.langevin_noise[:10])
+    assert audit_fit(cold, tables, count(20, 1500)).consistent
+
+
 @pytest.mark.skipif(not FULL, reason="make test-full runs scikit-learn's checks")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
@@ -528,7 +627,7 @@ def test_scikit_learns_own_checks_pass(kind):
 def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
     monkeypatch.setattr(folder, "worth", lambda *_: {})
     X, y = two_clusters(120)
-    settings = replace(SHORT_SETTINGS, whiten=True)
+    settings = replace(COLD_SETTINGS, whiten=True)
     model = PrivateClassifier(
         settings=settings, classes=["no", "yes"], random_state=0
     ).fit(X[:80], y[:80])
@@ -537,7 +636,20 @@ def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
     assert all(
         words in page for words in ("which features go together", "whiten<", ">yes<")
     )
+    assert "burn_in_temperature" in page
     assert "No rows were held out" in model.report_html_()
+
+
+def test_settings_are_read_back_from_the_file_of_a_fit(monkeypatch):
+    monkeypatch.setattr(folder, "worth", lambda *_: {})
+    X, y = two_clusters(60)
+    model = PrivateClassifier(
+        settings=COLD_SETTINGS, classes=["no", "yes"], random_state=0
+    ).fit(X, y)
+    no_rows = folder.TableRows(X[:0], y[:0], np.zeros(0, int), [])
+    content = folder.describe(model, no_rows).model_dump_json()
+    fit = FitFile.model_validate_json(content)
+    assert Settings(**fit.settings) == model.settings_ == COLD_SETTINGS
 
 
 @pytest.mark.parametrize("kind", [PrivateClassifier, PrivateRegressor])
@@ -578,13 +690,13 @@ def test_all_noise_of_a_secret_fit_is_drawn_on_a_lattice(kind, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten):
+@pytest.mark.parametrize(("whiten", "temperature"), [(False, 1.0), (True, 0.05)])
+def test_a_protected_chain_has_the_law_of_a_simulated_one(whiten, temperature):
     X, y = two_clusters(60)
     Z = (X - [0, 300, 7]) / [2, 40, 0.05]
     labels = (y == "yes").astype(int)
     facts = Facts(60, 3, 2, 4, PROMISE, 0.0)
-    short = Settings(1.0, 0.02, 2, 3, 1.0, whiten)
+    short = Settings(1.0, 0.02, 2, 3, 1.0, whiten, temperature)
     posterior = chosen.private_posterior(facts, short, Z, labels)
     posterior, facts, _ = chosen.whiten(jax.random.key(1), facts, short, posterior)
     plan = chosen.make_plan(facts, short, posterior)
@@ -642,9 +754,14 @@ def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whi
     shared = chosen.expect(facts, tried, max_stand_ins=2)
     assert plans_made() == len(tried)
 
-    class PlanOfEach:
+    shared_plans = chosen._SharedPlans
+
+    class PlanOfEach(shared_plans):
         def plan_of(self, facts, settings, posterior):
-            return chosen.make_plan(facts, settings, chosen.suited(posterior, settings))
+            plans_of_one = shared_plans()
+            plan = plans_of_one.plan_of(facts, settings, posterior)
+            self._plans |= plans_of_one._plans
+            return plan
 
     monkeypatch.setattr(chosen, "_SharedPlans", PlanOfEach)
     assert chosen.expect(facts, tried, max_stand_ins=2) == shared

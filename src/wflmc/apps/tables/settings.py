@@ -7,6 +7,7 @@ promise and over the same link, and the one with the best predictions for furthe
 is taken. All of this is public and costs no privacy.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from scipy.special import softmax
 from wflmc.channel import Link
 from wflmc.evaluation.scores import expected_calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
-from wflmc.planning.policies import equal
+from wflmc.planning.policies import water_level
 from wflmc.posterior import (
     GaussianPosterior,
     SoftmaxPosterior,
@@ -56,6 +57,16 @@ ROUNDS = (50, 100)
 """Candidates for the number of rounds."""
 BURN_INS = (0.25, 0.5, 0.75)
 """Candidates for burn-in, as fractions of the rounds."""
+TEMPERATURES = (0.3, 0.05)
+"""Candidates for the temperature of burn-in, beside that of kept rounds, 1."""
+COLD_STEP_FACTORS = (0.5, 1.0)
+"""Changes of the step size that are tried with a colder burn-in.
+
+On tables of scikit-learn, smaller clips with longer steps gained less than on
+stand-ins.
+"""
+CAP_TOLERANCE = 1e-6
+"""Power this much below the Langevin cap, relative to it, is at the cap."""
 GRADIENT_GROWTH = 0.75
 """Power of its number of rows with which the norm of a device's gradient grows.
 
@@ -95,6 +106,14 @@ EQUAL_LOSS_RATIO = 1.01
 """A loss on the stand-ins of up to this many times the least one is as good."""
 STAND_IN_NUMBERS = 2 * 10**5
 """Numbers of all stand-ins of one strength together, by which they are counted."""
+GROUP_SIZES = {False: 20, True: 12}
+"""Chains that run together, without and with whitening, or a multiple of it.
+
+A program is compiled for every number of chains, and takes as long as some chains more.
+The first candidates come in groups of 20 chains, those with a colder burn-in of 12.
+"""
+MAX_FILLED_NUMBERS = 10**6
+"""Numbers of a stand-in up to which groups of chains are filled up to these sizes."""
 MAX_STAND_INS = 6
 """Stand-ins of each strength, at most; there is at least one."""
 MAX_ADVICE_STAND_INS = 2
@@ -126,6 +145,8 @@ class Settings:
         prior_std: standard deviation of each parameter under the prior.
         whiten: move in coordinates of unit second moments, by a release that is paid
             for, with the prior on these.
+        burn_in_temperature: τ, the noise that a round of burn-in is filled up to over
+            that of a kept round. Below 1 burn-in may spend what kept rounds leave.
     """
 
     clip: float
@@ -134,6 +155,7 @@ class Settings:
     samples: int
     prior_std: float
     whiten: bool = False
+    burn_in_temperature: float = 1.0
 
 
 class PromiseTerms(Protocol):
@@ -254,6 +276,8 @@ class Expected(NamedTuple):
         rank: by which candidates are compared: the geometric mean of the losses, in
             which a tenth less counts alike on a stand-in that is easy and on one that
             is hard.
+        cap_fraction: the most power of a round over the Langevin cap, beyond which
+            rounds at temperature 1 do not go.
     """
 
     settings: Settings
@@ -261,6 +285,7 @@ class Expected(NamedTuple):
     accuracy: float | None
     ece: float | None
     rank: float
+    cap_fraction: float
 
     @property
     def scores(self) -> dict[str, float]:
@@ -323,6 +348,40 @@ def near(settings: Settings) -> list[Settings]:
         )
         for clip_factor, step_factor in product((0.5, 1.0, 2.0), repeat=2)
     ]
+
+
+def colder(reached: Expected) -> list[Settings]:
+    """Return settings with a colder burn-in, in chains of as many rounds.
+
+    Where power stays below the Langevin cap at temperature 1, a colder burn-in changes
+    nothing, and is left out.
+
+    Args:
+        reached: settings whose burn-in is at temperature 1, and how near to the cap
+            their plan comes.
+
+    Returns:
+        All combinations of those `COLD_STEP_FACTORS` at which the cap binds, of
+        `TEMPERATURES` and of `BURN_INS`.
+    """
+    settings = reached.settings
+    rounds = settings.burn_in + settings.samples
+    cold = []
+    for step_factor in COLD_STEP_FACTORS:
+        # The cap is proportional to the step size; what budgets allow is not.
+        if reached.cap_fraction / step_factor < 1 - CAP_TOLERANCE:
+            continue
+        for temperature, burn_in_fraction in product(TEMPERATURES, BURN_INS):
+            burn_in = int(burn_in_fraction * rounds)
+            candidate = replace(
+                settings,
+                step_size=settings.step_size * step_factor,
+                burn_in=burn_in,
+                samples=rounds - burn_in,
+                burn_in_temperature=temperature,
+            )
+            cold.append(candidate)
+    return cold
 
 
 def initial_parameters(facts: Facts) -> Array:
@@ -462,10 +521,12 @@ def whiten(
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
-    """Plan a chain: what is left of a budget in equal parts over its rounds.
+    """Plan a chain: what is left of a budget as evenly as possible over its rounds.
 
-    Equal parts suit predictions, in whose average all draws count alike. Nothing in the
-    plan depends on the rows: what a certificate says of the data is left out.
+    Equal power suits predictions, in whose average all draws count alike. What rounds
+    at a cap leave goes to the others, in burn-in at a temperature below 1 to all of it.
+    Nothing in the plan depends on the rows: what a certificate says of the data is left
+    out.
 
     Args:
         facts: of the table, after all releases.
@@ -480,8 +541,12 @@ def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
     if facts.by_record:  # clipped one by one, the rows of a device need no other clip
         largest_sum = settings.clip * float(posterior.sizes.max())
         promise = replace(facts.promise, clip=largest_sum, example_clip=settings.clip)
-    power = PowerPolicy(equal, wireless=False) if facts.link is None else "equal"
-    sampler = Sampler(init="zero", start=facts.rounds_before)
+    power = PowerPolicy(water_level, wireless=facts.link is not None)
+    sampler = Sampler(
+        init="zero",
+        start=facts.rounds_before,
+        burn_in_temperature=settings.burn_in_temperature,
+    )
     # The initial W2² enters the bound, which is left out below; any number will do, so
     # that it is not computed from the rows.
     spent = np.full(facts.devices, facts.spent)
@@ -548,6 +613,18 @@ class _SharedPlans:
             suitable = suited(posterior, settings)
             self._plans[case] = make_plan(facts, settings, suitable)
         return self._plans[case]
+
+    def cap_fractions(self) -> dict[Settings, float]:
+        """Return the most power of a round over the Langevin cap, by settings.
+
+        It is 2η over the variance that the channel's noise puts on the update.
+        """
+        fractions: dict[Settings, float] = {}
+        for case, chain_plan in self._plans.items():
+            channel_noise = chain_plan.noise_variance - chain_plan.server_noise
+            fraction = float(np.max(chain_plan.langevin_noise / channel_noise))
+            fractions[case.settings] = max(fraction, fractions.get(case.settings, 0.0))
+        return fractions
 
 
 @without_data
@@ -700,10 +777,7 @@ def _draw_targets(
 
 
 ChainGroup: TypeAlias = Mapping[Settings, Sequence[int]]
-"""Chains that are run together, and the indices of the candidates that each serves.
-
-One chain, without burn-in, serves all candidates that differ in burn-in alone.
-"""
+"""Chains that are run together, and the indices of the candidates that each serves."""
 
 
 def expect(
@@ -753,15 +827,33 @@ def expect(
             parts_done += 1
             if progress is not None:
                 progress(parts_done, len(strengths) * len(groups))
-    return _averaged(settings, scores, has_classes=facts.classes > 0)
+    fraction_of_chain = shared_plans.cap_fractions()
+    return _averaged(
+        settings,
+        scores,
+        has_classes=facts.classes > 0,
+        cap_fractions=[fraction_of_chain[_chain_of(candidate)] for candidate in scaled],
+    )
+
+
+def _chain_of(candidate: Settings) -> Settings:
+    """Return the settings of the chain that serves a candidate.
+
+    At temperature 1 burn-in changes nothing of a chain, so that one without burn-in
+    serves all candidates that differ in burn-in alone.
+    """
+    if candidate.burn_in_temperature < 1:
+        return candidate
+    rounds = candidate.burn_in + candidate.samples
+    return replace(candidate, burn_in=0, samples=rounds)
 
 
 def _chain_groups(settings: Sequence[Settings]) -> list[ChainGroup]:
     """Return chains of candidates, in groups of one length, prior and coordinates."""
     groups: dict[tuple[int, float, bool], dict[Settings, list[int]]] = {}
     for index, candidate in enumerate(settings):
-        rounds = candidate.burn_in + candidate.samples
-        chain = replace(candidate, burn_in=0, samples=rounds)
+        chain = _chain_of(candidate)
+        rounds = chain.burn_in + chain.samples
         alike = groups.setdefault((rounds, chain.prior_std, chain.whiten), {})
         alike.setdefault(chain, []).append(index)
     return list(groups.values())
@@ -805,9 +897,13 @@ class _Experiment:
             posterior=posterior,
         )
         plans = [
-            self.shared_plans.plan_of(whitened.facts, chain, whitened.posterior)
+            _all_kept(
+                self.shared_plans.plan_of(whitened.facts, chain, whitened.posterior)
+            )
             for chain in group
         ]
+        chains = self._chains_to_run(len(plans), whiten=first_chain.whiten)
+        plans += [plans[0]] * (chains - len(plans))
         start = np.tile(initial_parameters(facts), (len(plans), 1))
         trace = sample(self.key, whitened.posterior, plans, initial=start)
         draws = np.asarray(trace.theta)
@@ -815,14 +911,81 @@ class _Experiment:
         for chain_index, candidate_indices in enumerate(group.values()):
             chain_of |= dict.fromkeys(candidate_indices, chain_index)
         burn_in_of = {index: candidates[index].burn_in for index in chain_of}
-        for burn_in in sorted(set(burn_in_of.values())):
+        burn_ins = sorted(set(burn_in_of.values()))
+        averages = _averages_after(posterior, draws, burn_ins, table)
+        for burn_in, predicted in zip(burn_ins, averages, strict=True):
             scored = [index for index in chain_of if burn_in_of[index] == burn_in]
-            chains = [chain_of[index] for index in scored]
-            scores[scored] = _scores(posterior, draws[chains, burn_in:], table)
+            chain_indices = [chain_of[index] for index in scored]
+            scores[scored] = _scores(predicted[chain_indices], table)
+
+    def _chains_to_run(self, chains: int, *, whiten: bool) -> int:
+        """Return how many chains to run for a group of `chains`.
+
+        Args:
+            chains: in the group.
+            whiten: whether they move in whitened coordinates.
+
+        Returns:
+            A multiple of the group's size, `GROUP_SIZES`, or `chains` where stand-ins
+            are so large that further chains take longer than compiling.
+        """
+        if self.facts.rows * self.facts.features > MAX_FILLED_NUMBERS:
+            return chains
+        size = GROUP_SIZES[whiten]
+        return math.ceil(chains / size) * size
+
+
+def _all_kept(plan: Plan) -> Plan:
+    """Return a plan of the same transmissions that discards no draws.
+
+    Chains of plans with different burn-in then run together.
+    """
+    return replace(plan, context=replace(plan.context, burn_in=0))
+
+
+def _averages_after(
+    posterior: Tabular, draws: np.ndarray, burn_ins: Sequence[int], table: StandIn
+) -> list[Array]:
+    """Return predictions for further rows, averaged over the draws after burn-in.
+
+    No draw is predicted with twice: averages over more draws are made of those over
+    fewer.
+
+    Args:
+        posterior: of the stand-in, in the coordinates of its features.
+        draws: of all rounds, [chain, round, m].
+        burn_ins: the rounds that may be discarded, in increasing order.
+        table: the stand-in.
+
+    Returns:
+        For every burn-in the prediction of each chain, [chain, n, C] for classes and
+        [chain, n] for numbers.
+    """
+    rounds = draws.shape[1]
+    ends = [*burn_ins[1:], rounds]
+    total: Array | float = 0.0
+    averages = []
+    for first, end in reversed(list(zip(burn_ins, ends, strict=True))):
+        total = total + (end - first) * _predicted(
+            posterior, draws[:, first:end], table
+        )
+        averages.append(total / (rounds - first))
+    return averages[::-1]
+
+
+def _predicted(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
+    """Return the mean prediction of some draws, as `_averages_after` does."""
+    if isinstance(posterior, SoftmaxPosterior):
+        return posterior.predict(draws, table.X_test).astype(float)
+    return draws.astype(float).mean(1) @ posterior.design_matrix(table.X_test).T
 
 
 def _averaged(
-    settings: Sequence[Settings], scores: Array, *, has_classes: bool
+    settings: Sequence[Settings],
+    scores: Array,
+    *,
+    has_classes: bool,
+    cap_fractions: Sequence[float],
 ) -> list[Expected]:
     """Return candidates with their scores[stand-in, candidate, 3] averaged."""
     means = scores.mean(0)
@@ -836,32 +999,29 @@ def _averaged(
             accuracy=accuracy if has_classes else None,
             ece=ece if has_classes else None,
             rank=float(ranks[index]),
+            cap_fraction=cap_fractions[index],
         )
         expected.append(reached)
     return expected
 
 
-def _scores(posterior: Tabular, draws: np.ndarray, table: StandIn) -> Array:
+def _scores(predicted: Array, table: StandIn) -> Array:
     """Return scores of predictions for further rows, expected over their outcomes.
 
     Args:
-        posterior: of the stand-in, in the coordinates of its features.
-        draws: [chain, draw, m].
+        predicted: by every chain, [chain, n, C] for classes and [chain, n] for numbers.
         table: the stand-in.
 
     Returns:
         The loss, the accuracy and the calibration error of every chain, [chain, 3]; the
         last two are 0 for numbers.
     """
-    if isinstance(posterior, SoftmaxPosterior):
-        predicted = posterior.predict(draws, table.X_test).astype(float)
-        predicted = np.maximum(predicted, SMALLEST_PROBABILITY)
-        predicted /= predicted.sum(2, keepdims=True)
-        reached = expected_calibration(predicted, table.expected)
+    if predicted.ndim == 3:
+        probabilities = np.maximum(predicted, SMALLEST_PROBABILITY)
+        probabilities /= probabilities.sum(2, keepdims=True)
+        reached = expected_calibration(probabilities, table.expected)
         return np.stack([reached.nll, reached.accuracy, reached.ece], axis=1)
-    design = posterior.design_matrix(table.X_test)
-    mean = draws.astype(float).mean(1) @ design.T
-    loss = np.mean((mean - table.expected) ** 2, axis=1) + table.noise
+    loss = np.mean((predicted - table.expected) ** 2, axis=1) + table.noise
     return np.stack([loss, *np.zeros((2, len(loss)))], axis=1)
 
 
@@ -874,10 +1034,11 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
 
     The candidates of `candidates` are tried, and settings near the best of them with
     whitening, unless the devices would send too many numbers for it (`MAX_MOMENTS`).
-    Where a class is rare and rows are hidden one by one, settings that clip nothing are
-    preferred, up to a price (`MAX_UNCLIPPED_LOSS_RATIO`). Where losses are within
-    `EQUAL_LOSS_RATIO` of each other, the average over most draws is taken. For equal
-    facts and an ideal link the choice is made once.
+    Near the best of all these a colder burn-in is tried, where Langevin's noise limits
+    power (`colder`). Where a class is rare and rows are hidden one by one, settings
+    that clip nothing are preferred, up to a price (`MAX_UNCLIPPED_LOSS_RATIO`). Where
+    losses are within `EQUAL_LOSS_RATIO` of each other, the average over most draws is
+    taken. For equal facts and an ideal link the choice is made once.
 
     Args:
         facts: of the table.
@@ -896,6 +1057,9 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
         best = _eligible(facts, ranked)[0]
         whitened = near(replace(best.settings, whiten=True))
         ranked = _sorted(ranked + expect(facts, whitened))
+    cold = colder(_eligible(facts, ranked)[0])
+    if cold:
+        ranked = _sorted(ranked + expect(facts, cold))
     eligible = _eligible(facts, ranked)
     highest_rank = EQUAL_LOSS_RATIO * eligible[0].rank
     as_good = [candidate for candidate in eligible if candidate.rank <= highest_rank]
