@@ -108,6 +108,33 @@ mlir.register_lowering(
         lambda x: jnp.broadcast_to(x.sum(), x.shape), multiple_results=False
     ),
 )
+
+
+def object_with_own_rules():
+    """Return an operation that is an object with a batching rule, where JAX has them."""
+    try:
+        from jax.experimental.hijax import HiPrim, ShapedArray
+    except ImportError:
+        return None
+
+    class Nonzero(HiPrim):
+        """It claims to be an operation of jax.numpy."""
+
+        def __init__(self):
+            scalar = ShapedArray((), jnp.dtype(jnp.float32))
+            self.in_avals = (scalar,)
+            self.out_aval = scalar
+            self.params = {}
+            super().__init__()
+
+        def expand(self, x):
+            return x
+
+    Nonzero.__module__ = "jax._src.numpy.hijax"
+    return Nonzero()
+
+
+object_operation = object_with_own_rules()
 counter = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
 
 
@@ -140,6 +167,10 @@ OTHERWISE = {
     "random bits": first_record_decides_bits,
     "named axis": sums_over_an_axis,
 } | ({} if counter is None else {"reference": counts_records})
+if object_operation is not None:
+    OTHERWISE["object with rules of its own"] = lambda theta, x: (
+        theta * jax.lax.stop_gradient(object_operation(x))
+    )
 
 
 def _prior(theta):
@@ -215,8 +246,12 @@ def independent(theta, x):
         lambda total, part: (total + part * theta, None), 0.0, loop * jnp.ones(4)
     )[0]
     branch = jax.lax.cond(x > 0, jnp.cos, jnp.exp, 0 * theta)
+    # Newer versions of JAX have objects for these.
+    first = jnp.nonzero(jnp.ones(3) * x, size=1)[0][0]
+    place = jnp.searchsorted(jnp.arange(3.0), x)
+    one = 1 + 0 * noise + 0 * first + 0 * place
     return jax.checkpoint(jax.jit(rounded_product))(
-        total, branch * (1 + 0 * noise) * jax.nn.relu(1 + 0 * x)
+        total, branch * one * jax.nn.relu(1 + 0 * x)
     )
 
 

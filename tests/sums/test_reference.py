@@ -11,6 +11,7 @@ import pytest
 
 import wflmc
 from wflmc.sums import reference
+from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 
 CHAINS = (1, 4)
 DIM = 3
@@ -59,6 +60,7 @@ class SoftmaxCase:
     """A softmax regression."""
 
     chains_last = False
+    feature_padding = 0
 
     def __init__(self, devices, records):
         self.posterior = wflmc.softmax_regression(
@@ -90,6 +92,12 @@ class ChainsLastCase(SoftmaxCase):
     """The same in the layout for accelerators with many chains."""
 
     chains_last = True
+
+
+class FilledUpCase(ChainsLastCase):
+    """The same, with rows of features that are filled up with zeros."""
+
+    feature_padding = 5
 
 
 def log_likelihood(parameters, record):
@@ -136,6 +144,7 @@ MODELS = {
     "gaussian": GaussianCase,
     "softmax": SoftmaxCase,
     "softmax, chains last": ChainsLastCase,
+    "softmax, rows filled up": FilledUpCase,
     "custom": CustomCase,
 }
 
@@ -157,7 +166,15 @@ def fast_sums(case, theta, weight, clip, example_clip):
     by_record = example_clip is not None
     ready = case.posterior.on_accelerator(len(theta), 2.0**30, by_record)
     if getattr(case, "chains_last", False):
-        ready = replace(ready, chains_last=True)
+        is_short = ready.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE
+        padding = 0 if is_short else case.feature_padding
+        features = np.pad(ready.features, [(0, 0), (0, 0), (0, padding)])
+        ready = replace(
+            ready,
+            chains_last=True,
+            features=features,
+            feature_padding=padding,
+        )
 
     @jax.jit
     def of_chains(model, places):
@@ -212,6 +229,28 @@ def test_records_are_clipped_as_by_definition(model, size, chains, case_named):
         expected = reference.record_clipped_sum(
             case.record_gradients(place),
             place / case.posterior.devices,
+            weight=weight,
+            clip=clip,
+            example_clip=example_clip,
+        )
+        scale = float(weight @ clip)
+        np.testing.assert_allclose(actual[chain], expected, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize("size", ["several blocks of records", "a loop over blocks"])
+@pytest.mark.parametrize("model", [ChainsLastCase, FilledUpCase])
+def test_steps_of_many_chains_are_taken_in_turn(model, size):
+    """The sums of all steps of a device would be larger than its features."""
+    devices, records = SIZES[size]
+    case = model(devices, records)
+    chains = 80
+    theta, weight, clip = inputs_of(case, chains, seed=5)
+    example_clip = np.full(devices, 0.6)
+    actual = fast_sums(case, theta, weight, clip, example_clip)
+    for chain in (0, chains - 1):
+        expected = reference.record_clipped_sum(
+            case.record_gradients(theta[chain]),
+            theta[chain] / devices,
             weight=weight,
             clip=clip,
             example_clip=example_clip,

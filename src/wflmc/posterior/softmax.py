@@ -62,6 +62,13 @@ MIN_ROWS_OF_SINGLE_DEVICE = 128
 products of several devices at a time are slower."""
 ROWS_PER_JOINT_STEP = 1024
 """Rows of devices with fewer rows that are computed at a time."""
+FEATURE_ALIGNMENT = 8
+"""Long rows are filled up to a multiple of this many features on an accelerator, which
+are 32 bytes: with one chain and 60,000 rows of 3,969 features, both products of a round
+took a fifth less time on an H200."""
+MIN_ALIGNED_FEATURES = 512
+"""Features from which on rows are filled up. The products of shorter rows take little
+time, and `wflmc.sums.softmax_gpu` has a layout of its own for them."""
 BYTES_PER_GRADIENT_ENTRY = 16
 """Bytes of a parameter while the gradients of a block of devices are clipped: four
 float32 numbers."""
@@ -119,6 +126,8 @@ class SoftmaxPosterior(Regression):
     chains_last: bool = field(default=False, metadata=STATIC)
     """Whether chains are the last axis of gradients (`wflmc.sums.softmax`), as suits an
     accelerator with many of them; else rows are (`wflmc.sums.softmax_classes`)."""
+    feature_padding: int = field(default=0, metadata=STATIC)
+    """How many of the features are zeros that fill up rows on an accelerator."""
     class_names: Names = field(default=(0, 1), metadata=STATIC)
     """The label of every class in the data; everything else counts classes from 0."""
 
@@ -129,7 +138,12 @@ class SoftmaxPosterior(Regression):
     @property
     def dim(self) -> int:
         """Return m = C d, the number of parameters: one for every class and feature."""
-        return int(self.classes * self.features.shape[-1])
+        return self.classes * self.feature_count
+
+    @property
+    def feature_count(self) -> int:
+        """Return d, the features that have parameters."""
+        return int(self.features.shape[-1]) - self.feature_padding
 
     @property
     def outcomes(self) -> np.ndarray:
@@ -199,12 +213,19 @@ class SoftmaxPosterior(Regression):
             labels=split_blocks(self.labels, self.block),
             norms=None if norms is None else split_blocks(norms, self.block),
         )
-        layout = softmax_rows if by_rows else sums
         if example_clip is None:
-            return layout.device_clipped_sum(records, curvature, theta, weight, clip)
-        return layout.record_clipped_sum(
-            records, curvature, theta, weight, clip, example_clip
+            add_devices = (
+                softmax_rows.device_clipped_sum
+                if by_rows
+                else sums.device_clipped_sum(self.feature_count)
+            )
+            return add_devices(records, curvature, theta, weight, clip)
+        add_records = (
+            softmax_rows.record_clipped_sum
+            if by_rows
+            else sums.record_clipped_sum(self.feature_count)
         )
+        return add_records(records, curvature, theta, weight, clip, example_clip)
 
     def _sum_by_class(
         self,
@@ -269,7 +290,7 @@ class SoftmaxPosterior(Regression):
         Returns:
             The terms of `wflmc.sums.bound`; e is their `total`.
         """
-        dim = int(self.features.shape[-1])
+        dim = self.feature_count
         norm_error = bound.matrix_norm_error(dim, self.classes)
         settings = bound.SumSettings(
             dim=self.dim,
@@ -321,7 +342,8 @@ class SoftmaxPosterior(Regression):
 
         Devices of few rows, CPUs and accelerators with many chains each have their
         own layout and block sizes. Norms of rows are stored where clipping needs them;
-        rows too long for float32 have an infinite norm, so that they add nothing.
+        rows too long for float32 have an infinite norm, so that they add nothing. Long
+        rows are filled up with zeros on an accelerator.
 
         Args:
             chains: chains that are run at the same time.
@@ -344,9 +366,12 @@ class SoftmaxPosterior(Regression):
         norms = None
         if by_example or self._short_devices:
             norms = padded(self._usable_norms())
+        features = self.features.astype(np.float32, copy=False)
+        if ready.feature_padding:
+            features = np.pad(features, [(0, 0), (0, 0), (0, ready.feature_padding)])
         return replace(
             ready,
-            features=padded(self.features.astype(np.float32, copy=False)),
+            features=padded(features),
             labels=padded(self.labels),
             norms=norms,
             # Programs are compiled for static fields: other data need no other one.
@@ -383,7 +408,17 @@ class SoftmaxPosterior(Regression):
             theta_bytes=4.0 * chains * self.dim,
             limit=limit,
         )
-        return replace(self, block=block, example_block=0, chains_last=True)
+        rows = int(self.features.shape[1])
+        step = part_size(rows, RECORDS_PER_FLOAT32_SUM) if by_example else 0
+        features = int(self.features.shape[-1])
+        is_long = features >= MIN_ALIGNED_FEATURES
+        return replace(
+            self,
+            block=block,
+            example_block=step,
+            chains_last=True,
+            feature_padding=-features % FEATURE_ALIGNMENT if is_long else 0,
+        )
 
     def _in_steps(self, chains: int, limit: float, by_example: bool) -> Self:
         """Return the posterior with as many rows at a time as a CPU's cache holds."""
@@ -471,7 +506,7 @@ class SoftmaxPosterior(Regression):
 
         def gradient(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
-            columns = sums.columns_of(theta[None], self.features.shape[-1])
+            columns = sums.columns_of(theta[None], self.feature_count)
             block = sums.LabelledRows(features[None], labels[None])
             by_column = sums.device_gradients(block, curvature, columns)
             return by_column[0].transpose(2, 1, 0).ravel()

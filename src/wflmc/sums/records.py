@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from wflmc.sums.constants import RECORDS_PER_FLOAT32_SUM
-from wflmc.sums.pairs import Pair, as_pair, plus
+from wflmc.sums.pairs import Pair, as_pair, plus, sum_pairs
 from wflmc.sums.parts import split_axis
 from wflmc.support.errors import without_data
 
@@ -82,6 +82,24 @@ def sum_records(add_block: BlockSum, like: jax.Array, *records: Records) -> Pair
     if count <= MOST_UNROLLED_BLOCKS * RECORDS_PER_FLOAT32_SUM:
         return _sum_few_blocks(add_block, records)
     return _sum_many_blocks(add_block, like, records)
+
+
+def sum_steps(step_sums: jax.Array) -> Pair:
+    """Return the sum of float32 sums over steps of records, in pairs (Sums, step 2).
+
+    Few steps are added one after the other, which XLA does in one pass over them; many
+    by halves.
+
+    Args:
+        step_sums: [block, steps, ...].
+
+    Returns:
+        [block, ...].
+    """
+    steps = step_sums.shape[1]
+    if steps > MOST_UNROLLED_BLOCKS:
+        return sum_pairs(as_pair(step_sums), (1,))
+    return functools.reduce(plus, [as_pair(step_sums[:, i]) for i in range(steps)])
 
 
 def _sum_few_blocks(add_block: BlockSum, records: tuple[Records, ...]) -> Pair:

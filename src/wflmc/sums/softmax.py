@@ -8,12 +8,17 @@ norm $\lVert u\rVert\,\lVert r\rVert$; that of a device is $U^\top R$ plus its s
 the prior's. The float64 reference is `reference.softmax_record_gradients`. Devices of
 few rows have their own path, `wflmc.sums.softmax_rows`.
 
-Letters in einsum strings: k is a device of a block, n a row, d a feature, c a class, x a
-chain, or a class and a chain where these are one axis; in `prior_share` i and j are
-features.
+Rows of features may be longer than the parameters of a class: zeros that fill them up
+to a multiple of 32 bytes make products with few chains faster on GPUs. These zeros meet
+parameters of zero, and no gradient has entries for them.
+
+Letters in einsum strings: k is a device of a block, or a step of its rows, n a row, d a
+feature, c a class, x a chain, or a class and a chain where these are one axis; in
+`prior_share` i and j are features.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,7 +28,10 @@ from wflmc.sums import softmax_gpu
 from wflmc.sums.blocks import DeviceInputs, scan_blocks, scan_float32_groups
 from wflmc.sums.chains import batch_chains
 from wflmc.sums.clipping import cap_prior, clip_factor, clip_pairs, signal_bound
-from wflmc.sums.constants import MAX_RECORDS_CLIPPED_IN_FLOAT32
+from wflmc.sums.constants import (
+    MAX_RECORDS_CLIPPED_IN_FLOAT32,
+    RECORDS_PER_FLOAT32_SUM,
+)
 from wflmc.sums.devices import (
     ClippedSum,
     Sum,
@@ -35,7 +43,8 @@ from wflmc.sums.devices import (
 )
 from wflmc.sums.norms import root_of_squares, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
-from wflmc.sums.records import Records, sum_records
+from wflmc.sums.parts import split_axis
+from wflmc.sums.records import Records, sum_records, sum_steps
 from wflmc.support.errors import without_data
 
 COLUMN_AXES = (-3, -2)
@@ -50,7 +59,8 @@ class LabelledRows(NamedTuple):
     """Records of devices, with leading axes [blocks, block], or [block]."""
 
     features: jax.Array
-    """u[..., n, d], zero where a device has fewer records."""
+    """u[..., n, d], zero where a device has fewer records, and where rows are filled
+    up."""
     labels: jax.Array
     """Classes [..., n], from 0."""
     norms: jax.Array | None = None
@@ -63,6 +73,8 @@ def clip_devices(
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
+    *,
+    dim: int,
 ) -> ClippedSum:
     """Return Σ_k w_k clip(g_k) of some chains (Sums, steps 3 to 5).
 
@@ -75,11 +87,11 @@ def clip_devices(
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
+        dim: d, the features that have parameters.
 
     Returns:
         The sum [chain, m] and the norms [chain, K].
     """
-    dim = blocks.features.shape[-1]
     common_columns = None if theta.ndim == 3 else columns_of(theta, dim)
     bound = signal_bound(weight, clip)
 
@@ -108,6 +120,8 @@ def clip_records(
     weight: jax.Array,
     clip: jax.Array,
     example_clip: jax.Array,
+    *,
+    dim: int,
 ) -> ClippedSum:
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
 
@@ -121,11 +135,11 @@ def clip_records(
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
         example_clip: c, as `weight`.
+        dim: d, the features that have parameters.
 
     Returns:
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
-    dim = blocks.features.shape[-1]
     common_columns = None if theta.ndim == 3 else columns_of(theta, dim)
     common_prior = None
     if common_columns is not None:
@@ -230,15 +244,18 @@ def likelihood_gradients(
     raised = jnp.exp(logits - largest)
     p = raised * (1 / (jnp.exp(-largest) + raised.sum(1, keepdims=True)))
     seen = jax.nn.one_hot(labels - 1, logits.shape[1], dtype=features.dtype)
+    dim = columns.shape[-3]
     if len(features) == 1:
         # Labels are the same for all chains: taken off at the end, not from each p.
         rows = features[0].T
-        other_classes = (product(rows, p) - product(rows, seen[0])[..., None])[None]
+        expected = product(rows, p)
+        observed = product(rows, seen[0])
+        other_classes = (expected - observed[..., None])[None, :dim]
     else:
         residuals = p.reshape(*labels.shape, *p.shape[1:]) - seen[..., None]
-        other_classes = weighted_rows(features, residuals.reshape(*labels.shape, -1))
-        shape = (len(features), columns.shape[-3], *p.shape[1:])
-        other_classes = other_classes.reshape(shape)
+        row_sums = weighted_rows(features, residuals.reshape(*labels.shape, -1))
+        shape = (len(features), dim, *p.shape[1:])
+        other_classes = row_sums[:, :dim].reshape(shape)
     first_class = -other_classes.sum(2, keepdims=True)
     return jnp.concatenate([first_class, other_classes], axis=2)
 
@@ -251,6 +268,9 @@ def _clipped_record_sums(
 ) -> Pair:
     """Return gradients of devices whose records are clipped (Sums, steps 1 to 3).
 
+    Float32 adds a step of at most 256 rows, pairs add the steps. Which of two ways
+    computes them depends on shapes alone.
+
     Args:
         block: records [block, n, ...].
         prior: a device's share of the prior's gradient, as `columns`.
@@ -261,31 +281,98 @@ def _clipped_record_sums(
         [block, d, C, chain].
     """
     dim, classes, chains = columns.shape[-3:]
-    shape = (len(block.features), dim, classes, chains)
-    add_block = functools.partial(_add_clipped_records, columns, example_clip)
-    like = jnp.zeros((len(block.features), dim, classes * chains), block.features.dtype)
-    arrays = [Records(values, axis=1) for values in block if values is not None]
-    records = sum_records(add_block, like, *arrays)
-    shares = jnp.broadcast_to(prior, shape).reshape(like.shape)
-    total = plus(records, as_pair(shares))
-    return Pair(total.high.reshape(shape), total.low.reshape(shape))
+    devices, rows = block.labels.shape
+    steps = -(-rows // RECORDS_PER_FLOAT32_SUM)
+    if steps * classes * chains <= rows:
+        records = _add_steps_together(block, columns, example_clip)
+    else:
+        records = _add_steps_in_turn(block, columns, example_clip)
+    shape = (devices, dim, classes, chains)
+    of_records = Pair(*(part[:, :dim].reshape(shape) for part in records))
+    return plus(of_records, as_pair(jnp.broadcast_to(prior, shape)))
 
 
-def _add_clipped_records(
+def _add_steps_together(
+    block: LabelledRows,
     columns: jax.Array,
     example_clip: jax.Array,
+) -> Pair:
+    """Return Σ_n u_n r_nᵀ over clipped records, all steps in one batch of products.
+
+    This suits few chains, where the sums of all steps are smaller than the features:
+    these are cut where they lie, and each product reads them once.
+
+    Args:
+        block: records [block, n, ...].
+        columns: θ as [d, C, chain], or [block, d, C, chain].
+        example_clip: c[chain, block].
+
+    Returns:
+        [block, d or more, C · chain].
+    """
+    assert block.norms is not None
+    residuals = _clipped_residuals(
+        block.features, block.labels, block.norms, columns, example_clip
+    )
+    residuals_by_step = split_axis(residuals, 1, RECORDS_PER_FLOAT32_SUM)
+    features_by_step = split_axis(block.features, 1, RECORDS_PER_FLOAT32_SUM)
+    # Features last, as they lie, and transposed when few numbers are left.
+    step_sums = jnp.einsum(
+        "ksnx,ksnd->ksxd", residuals_by_step, features_by_step, precision="highest"
+    )
+    total = sum_steps(step_sums)
+    return Pair(total.high.swapaxes(1, 2), total.low.swapaxes(1, 2))
+
+
+def _add_steps_in_turn(
+    block: LabelledRows,
+    columns: jax.Array,
+    example_clip: jax.Array,
+) -> Pair:
+    """Return Σ_n u_n r_nᵀ over clipped records, one step after the other.
+
+    This suits many chains: the residuals of one step are held at a time, and features
+    are copied step by step.
+
+    Args:
+        block: records [block, n, ...].
+        columns: θ as [d, C, chain], or [block, d, C, chain].
+        example_clip: c[chain, block].
+
+    Returns:
+        [block, d or more, C · chain].
+    """
+
+    def add_step(
+        features: jax.Array,
+        labels: jax.Array,
+        norms: jax.Array,
+    ) -> jax.Array:
+        residuals = _clipped_residuals(features, labels, norms, columns, example_clip)
+        if len(features) == 1:
+            flat = residuals[0]
+            return jnp.matmul(features[0].T, flat, precision="highest")[None]
+        return weighted_rows(features, residuals)
+
+    devices, _, dim = block.features.shape
+    row_length = columns.shape[-2] * columns.shape[-1]
+    like = jnp.zeros((devices, dim, row_length), block.features.dtype)
+    arrays = [Records(values, axis=1) for values in block if values is not None]
+    return sum_records(add_step, like, *arrays)
+
+
+def _clipped_residuals(
     features: jax.Array,
     labels: jax.Array,
     norms: jax.Array,
+    columns: jax.Array,
+    example_clip: jax.Array,
 ) -> jax.Array:
-    """Return Σ_n u_n r_nᵀ with every record clipped, [block, d, C · chain]."""
+    """Return the residuals of clipped records, [block, n, C · chain]."""
     residuals = softmax_residuals(_logits(features, columns), labels.ravel())
     limits = row_limits(norms, example_clip)
     clipped = clip_residuals(residuals, norms, limits)
-    if len(features) == 1:
-        flat = clipped.reshape(labels.size, -1)
-        return jnp.matmul(features[0].T, flat, precision="highest")[None]
-    return weighted_rows(features, clipped.reshape(*labels.shape, -1))
+    return clipped.reshape(*labels.shape, -1)
 
 
 def clip_residuals(
@@ -462,7 +549,11 @@ def _columns(common: jax.Array | None, inputs: DeviceInputs, dim: int) -> jax.Ar
 
 
 def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
-    """Return logits[block · n, C, chain] of features[block, n, d]."""
+    """Return logits[block · n, C, chain] of features[block, n, d or more]."""
+    added_features = features.shape[-1] - columns.shape[-3]
+    if added_features:
+        widths = [(0, 0)] * (columns.ndim - 3) + [(0, added_features), (0, 0), (0, 0)]
+        columns = jnp.pad(columns, widths)
     if columns.ndim == 4:
         logits = jnp.einsum("knd,kdcx->kncx", features, columns, precision="highest")
         return logits.reshape(-1, *columns.shape[2:])
@@ -486,8 +577,33 @@ def _zero_columns(theta: jax.Array, dim: int) -> jax.Array:
     return jnp.zeros((dim, theta.shape[-1] // dim, theta.shape[0]), theta.dtype)
 
 
-device_clipped_sum = batch_chains(clip_devices, chain_arguments=3)
-"""`clip_devices` of one chain, of (blocks, curvature, theta, weight, clip)."""
-record_clipped_sum = batch_chains(clip_records, chain_arguments=4)
-"""`clip_records` of one chain, of (blocks, curvature, theta, weight, clip,
-example_clip)."""
+@functools.cache
+def device_clipped_sum(dim: int) -> Callable[..., ClippedSum]:
+    """Return `clip_devices` of one chain.
+
+    The function is the same object for equal d, so that nothing is compiled twice.
+    Mapped over chains by `jax.vmap`, it is one call for all of them.
+
+    Args:
+        dim: d, the features that have parameters.
+
+    Returns:
+        A function of (blocks, curvature, theta, weight, clip).
+    """
+    return batch_chains(functools.partial(clip_devices, dim=dim), chain_arguments=3)
+
+
+@functools.cache
+def record_clipped_sum(dim: int) -> Callable[..., ClippedSum]:
+    """Return `clip_records` of one chain.
+
+    The function is the same object for equal d, so that nothing is compiled twice.
+    Mapped over chains by `jax.vmap`, it is one call for all of them.
+
+    Args:
+        dim: d, the features that have parameters.
+
+    Returns:
+        A function of (blocks, curvature, theta, weight, clip, example_clip).
+    """
+    return batch_chains(functools.partial(clip_records, dim=dim), chain_arguments=4)
