@@ -35,15 +35,23 @@ def small(monkeypatch):
     rows = rows.astype(np.float32)
     features = Features(rows[:480], labels[:480], rows[480:], labels[480:])
     monkeypatch.setattr(league, "league_features", lambda name: features)
+    short = {
+        key: settings._replace(rounds=12, kept_rounds=6)
+        for key, settings in CHOSEN.items()
+    }
     for name, value in {
-        "ROUNDS": 12,
-        "KEPT_ROUNDS": 6,
+        "CHOSEN": short,
         "UNCLIPPED_RUNS": {"mnist": (20.0, 6)},
         "UNCLIPPED_BURN_IN": 6,
         "UNCLIPPED_CHAINS": 2,
     }.items():
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(choosing, "HELD_OUT", 60)
+    monkeypatch.setattr(choosing, "LENGTHS", ((6, 2), (9, 3)))
+    monkeypatch.setattr(choosing, "DESCENT_LENGTHS", ((6, 2),))
+    monkeypatch.setattr(choosing, "STEPS", {"overdamped": (20.0,), "kinetic": (10.0,)})
+    monkeypatch.setattr(choosing, "EXAMPLE_CLIPS", {10.0: (0.5,)})
+    monkeypatch.setattr(choosing, "CHAINS_PER_CALL", 4)
     return features
 
 
@@ -73,22 +81,52 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     ]
 
 
-def test_choosing_looks_at_no_test_image(small, monkeypatch):
-    monkeypatch.setattr(
-        choosing,
-        "CANDIDATES",
-        (LeagueSettings("overdamped", 20, 0.5), LeagueSettings("kinetic", 5, 0.5)),
-    )
+def test_choosing_looks_at_no_test_image(small):
     blind = Features(small.X, small.y, None, None)
-    ranking = choosing.choose(blind, 10.0)
+    search = choosing.Search(blind)
+    search.run([10.0])
+    ranking = search.ranking(10.0)
     assert sorted(ranking) == ranking
-    assert {settings for _, settings in ranking} == set(choosing.CANDIDATES)
-    (nll, settings), *rest = choosing.choose(blind, 10.0, descent=True)
-    assert (settings, rest) == (LeagueSettings("overdamped", 20, 0.5), [])
-    assert np.isfinite(nll)
+    assert np.isfinite(ranking[0][0])
+    tried = {settings for _, settings in ranking}
+    assert len(tried) == len(ranking)
+    assert {settings.dynamics for settings in tried} == {"overdamped", "kinetic"}
+    assert {settings.rounds for settings in tried} == {6, 9}
+    assert {settings.burn_in_temperature for settings in tried} > {0.05, 1.0}
 
 
-def test_settings_are_there_for_every_row_and_among_the_candidates():
+def test_the_best_candidate_is_compared_with_its_neighbours(small):
+    search = choosing.Search(small, descent=True)
+    search.run([10.0])
+    nll = {settings: nll for nll, settings in search.ranking(10.0)}
+    first = LeagueSettings("overdamped", 20.0, 0.5, choosing.DEVICE_CLIP, 6, 2)
+    of_first = set(choosing.neighbours(first, descent=True))
+    assert of_first <= set(nll)
+    second = min(of_first, key=nll.__getitem__)
+    assert set(choosing.neighbours(second, descent=True)) <= set(nll)
+    assert {settings.burn_in_temperature for settings in nll} == {1.0}
+
+
+def test_a_chain_has_the_score_of_its_own_settings(small):
+    """Calls are filled up, and have chains of several ε: every score is a chain's own."""
+    search = choosing.Search(small, descent=True)
+    search.run([10.0])
+    alone = choosing.Search(small, descent=True)
+    alone.nll = {10.0: {}}
+    (nll, last), *_ = search.ranking(10.0)[::-1]
+    alone._score({10.0: [last]})
+    assert alone.nll[10.0][last] == pytest.approx(nll, rel=1e-5)
+
+
+def test_steps_fall_over_burn_in_and_stay():
+    settings = LeagueSettings("kinetic", 40.0, 0.5, 100.0, 6, 2, final_step=0.25)
+    h = settings.step_sizes(examples=1000)
+    np.testing.assert_allclose(h**2, 0.04 * np.array([1, 0.75, 0.5, 0.25, 0.25, 0.25]))
+    overdamped = settings._replace(dynamics="overdamped")
+    np.testing.assert_allclose(overdamped.step_sizes(examples=1000), h**2)
+
+
+def test_settings_are_there_for_every_row():
     expected = {
         (where, name, e)
         for where in ("other", "descent")
@@ -97,7 +135,6 @@ def test_settings_are_there_for_every_row_and_among_the_candidates():
     }
     expected |= {("training", name, e) for name in PUBLIC_DATA_SET for e in (1.0, 3.0)}
     assert set(CHOSEN) == expected
-    assert set(CHOSEN.values()) <= set(choosing.CANDIDATES)
 
 
 def test_the_bound_on_the_curvature_is_public(small):

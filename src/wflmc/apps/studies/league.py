@@ -32,18 +32,11 @@ DEVICES = 30
 """K."""
 CLASSES = 10
 PRIOR_STD = 10.0
-CLIP = 400.0
-"""ℓ of a device."""
 DELTA = 1e-5
 """δ, below one over the number of images."""
 SNR_DB = 20.0
 FADING_POWER = 0.01
 """Mean power of the Rayleigh fading."""
-ROUNDS = 200
-"""S."""
-KEPT_ROUNDS = 66
-"""The last third of the rounds, whose draws are kept; descent averages its iterates
-over as many."""
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 EPSILONS_WITH_ALL_ROWS = (1.0, 3.0)
 """ε at which all rows are computed; elsewhere there are ours and the rival alone."""
@@ -70,50 +63,246 @@ class LeagueSettings(NamedTuple):
 
     dynamics: str
     step: float
-    """Of a round, times the number of examples: η N; or h² N of kinetic dynamics."""
+    """Of the first round, times the number of examples: η N; or h² N of kinetic
+    dynamics."""
     example_clip: float
+    """c, the clipping threshold of a record."""
+    device_clip: float
+    """ℓ, the clipping threshold of a device."""
+    rounds: int
+    """S."""
+    kept_rounds: int
+    """The last rounds, whose draws are kept; descent averages its iterates over as
+    many."""
+    burn_in_temperature: float = 1.0
+    """τ; descent has none."""
+    final_step: float = 1.0
+    """η of the kept rounds over that of the first round (h² of kinetic dynamics); steps
+    fall linearly over burn-in."""
 
-    def sampler(self, examples: int) -> tuple[float, Sampler]:
-        """Return the step size for a number of examples, and the dynamics.
+    @property
+    def burn_in(self) -> int:
+        """Return the number of rounds before the first kept one."""
+        return self.rounds - self.kept_rounds
+
+    def step_sizes(self, examples: int) -> NDArray[np.float64]:
+        """Return η of overdamped dynamics or h of kinetic ones, [S].
 
         The curvature of the posterior grows with the number of examples N, so that η is
-        `step`/N, and h is its root. All chains start at zero, which costs no privacy.
+        `step`/N, and h is its root.
 
         Args:
             examples: N, of all devices together.
-
-        Returns:
-            η of overdamped dynamics or h of kinetic ones, and the sampler.
         """
-        squared_step = self.step / examples
+        falling = np.linspace(1.0, self.final_step, self.burn_in)
+        kept = np.full(self.kept_rounds, self.final_step)
+        squared_step = self.step / examples * np.concatenate([falling, kept])
         if self.dynamics == OVERDAMPED:
-            return squared_step, Sampler(init="zero")
-        h = squared_step**0.5
-        friction = FRICTION_STEP / h
-        return h, Sampler(init="zero", dynamics=KINETIC, friction=friction)
+            return squared_step
+        return np.sqrt(squared_step)
+
+    def sampler(self, examples: int) -> Sampler:
+        """Return the dynamics. All chains start at zero, which costs no privacy.
+
+        Args:
+            examples: N, of all devices together.
+        """
+        if self.dynamics == OVERDAMPED:
+            return Sampler(init="zero", burn_in_temperature=self.burn_in_temperature)
+        first_step = self.step_sizes(examples)[0]
+        return Sampler(
+            init="zero",
+            dynamics=KINETIC,
+            friction=float(FRICTION_STEP / first_step),
+            burn_in_temperature=self.burn_in_temperature,
+        )
 
 
-CHOSEN = {
-    ("other", "mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
-    ("other", "mnist", 1.0): LeagueSettings(KINETIC, 15, 0.5),
-    ("other", "mnist", 3.0): LeagueSettings(OVERDAMPED, 350, 0.8),
-    ("other", "mnist", 10.0): LeagueSettings(KINETIC, 60, 1.2),
-    ("other", "fashion-mnist", 0.3): LeagueSettings(KINETIC, 30, 0.15),
-    ("other", "fashion-mnist", 1.0): LeagueSettings(KINETIC, 30, 0.4),
-    ("other", "fashion-mnist", 3.0): LeagueSettings(KINETIC, 60, 0.65),
-    ("other", "fashion-mnist", 10.0): LeagueSettings(KINETIC, 60, 1.2),
-    ("training", "mnist", 1.0): LeagueSettings(OVERDAMPED, 500, 0.3),
-    ("training", "mnist", 3.0): LeagueSettings(OVERDAMPED, 700, 0.65),
-    ("training", "fashion-mnist", 1.0): LeagueSettings(KINETIC, 15, 0.8),
-    ("training", "fashion-mnist", 3.0): LeagueSettings(KINETIC, 30, 1.2),
-    ("descent", "mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
-    ("descent", "mnist", 1.0): LeagueSettings(OVERDAMPED, 200, 0.4),
-    ("descent", "mnist", 3.0): LeagueSettings(OVERDAMPED, 350, 0.65),
-    ("descent", "mnist", 10.0): LeagueSettings(OVERDAMPED, 500, 1.2),
-    ("descent", "fashion-mnist", 0.3): LeagueSettings(OVERDAMPED, 200, 0.15),
-    ("descent", "fashion-mnist", 1.0): LeagueSettings(OVERDAMPED, 500, 0.15),
-    ("descent", "fashion-mnist", 3.0): LeagueSettings(OVERDAMPED, 500, 0.5),
-    ("descent", "fashion-mnist", 10.0): LeagueSettings(OVERDAMPED, 700, 0.8),
+CHOSEN: dict[tuple[str, str, float], LeagueSettings] = {
+    ("training", "mnist", 1.0): LeagueSettings(
+        dynamics="overdamped",
+        step=500.0,
+        example_clip=0.12,
+        device_clip=50.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=0.5,
+    ),
+    ("training", "mnist", 3.0): LeagueSettings(
+        dynamics="overdamped",
+        step=500.0,
+        example_clip=0.2,
+        device_clip=25.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=1.0,
+    ),
+    ("training", "fashion-mnist", 1.0): LeagueSettings(
+        dynamics="overdamped",
+        step=120.0,
+        example_clip=0.7,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.05,
+        final_step=1.0,
+    ),
+    ("training", "fashion-mnist", 3.0): LeagueSettings(
+        dynamics="kinetic",
+        step=40.0,
+        example_clip=0.75,
+        device_clip=50.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.02,
+        final_step=1.0,
+    ),
+    ("other", "mnist", 0.3): LeagueSettings(
+        dynamics="kinetic",
+        step=12.0,
+        example_clip=0.25,
+        device_clip=50.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.05,
+        final_step=0.5,
+    ),
+    ("other", "mnist", 1.0): LeagueSettings(
+        dynamics="kinetic",
+        step=12.0,
+        example_clip=0.5,
+        device_clip=100.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.02,
+        final_step=1.0,
+    ),
+    ("other", "mnist", 3.0): LeagueSettings(
+        dynamics="overdamped",
+        step=250.0,
+        example_clip=0.75,
+        device_clip=100.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.02,
+        final_step=1.0,
+    ),
+    ("other", "mnist", 10.0): LeagueSettings(
+        dynamics="kinetic",
+        step=40.0,
+        example_clip=1.3,
+        device_clip=100.0,
+        rounds=200,
+        kept_rounds=40,
+        burn_in_temperature=0.02,
+        final_step=1.0,
+    ),
+    ("other", "fashion-mnist", 0.3): LeagueSettings(
+        dynamics="overdamped",
+        step=250.0,
+        example_clip=0.06,
+        device_clip=50.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=0.5,
+    ),
+    ("other", "fashion-mnist", 1.0): LeagueSettings(
+        dynamics="overdamped",
+        step=250.0,
+        example_clip=0.12,
+        device_clip=25.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=1.0,
+    ),
+    ("other", "fashion-mnist", 3.0): LeagueSettings(
+        dynamics="kinetic",
+        step=40.0,
+        example_clip=0.2,
+        device_clip=50.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=0.5,
+    ),
+    ("other", "fashion-mnist", 10.0): LeagueSettings(
+        dynamics="kinetic",
+        step=40.0,
+        example_clip=0.56,
+        device_clip=100.0,
+        rounds=600,
+        kept_rounds=100,
+        burn_in_temperature=0.05,
+        final_step=0.5,
+    ),
+    ("descent", "mnist", 0.3): LeagueSettings(
+        dynamics="overdamped",
+        step=200.0,
+        example_clip=0.15,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "mnist", 1.0): LeagueSettings(
+        dynamics="overdamped",
+        step=200.0,
+        example_clip=0.4,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "mnist", 3.0): LeagueSettings(
+        dynamics="overdamped",
+        step=350.0,
+        example_clip=0.65,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "mnist", 10.0): LeagueSettings(
+        dynamics="overdamped",
+        step=500.0,
+        example_clip=1.2,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "fashion-mnist", 0.3): LeagueSettings(
+        dynamics="overdamped",
+        step=200.0,
+        example_clip=0.15,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "fashion-mnist", 1.0): LeagueSettings(
+        dynamics="overdamped",
+        step=500.0,
+        example_clip=0.15,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "fashion-mnist", 3.0): LeagueSettings(
+        dynamics="overdamped",
+        step=500.0,
+        example_clip=0.5,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
+    ("descent", "fashion-mnist", 10.0): LeagueSettings(
+        dynamics="overdamped",
+        step=700.0,
+        example_clip=0.8,
+        device_clip=400.0,
+        rounds=200,
+        kept_rounds=66,
+    ),
 }
 """Settings by where they were chosen, the private data set and ε.
 
@@ -217,30 +406,28 @@ def league_plan(
 ) -> Plan:
     """Return the plan of a row that samples.
 
-    Transmit power is equal in all rounds. Without an ε the clips, steps and channel are
-    the same, so that the row shows what the promise costs.
+    Steps are too long for a bound, so that power fills the budgets to a water level
+    (`wflmc.planning.policies.water_level`). Without an ε the clips, steps, temperature
+    and channel are the same, so that the row shows what the promise costs.
 
     Args:
         posterior: of the images.
-        settings: dynamics, step and clipping threshold of a record.
+        settings: what was chosen.
         epsilon: ε of a record at δ = 1e-5; None for no promise.
         adjacency: replace or add-remove.
         link: of the experiment.
     """
-    power = "no-dp" if epsilon is None else "equal"
+    power = "no-dp" if epsilon is None else "optimized"
     examples = int(posterior.sizes.sum())
-    step_size, sampler = settings.sampler(examples)
-    privacy = _promise(settings, epsilon, adjacency)
-    policy = Policy(power, objective="average")
     return plan(
         posterior,
         link,
-        privacy,
-        step_size=step_size,
-        burn_in=ROUNDS - KEPT_ROUNDS,
-        samples=KEPT_ROUNDS,
-        sampler=sampler,
-        policy=policy,
+        _promise(settings, epsilon, adjacency),
+        step_size=settings.step_sizes(examples),
+        burn_in=settings.burn_in,
+        samples=settings.kept_rounds,
+        sampler=settings.sampler(examples),
+        policy=Policy(power, objective="average"),
         initial_w2_sq=0.0,
     )
 
@@ -252,7 +439,7 @@ def _promise(
     return Privacy(
         epsilon=epsilon,
         delta=None if epsilon is None else DELTA,
-        clip=CLIP,
+        clip=settings.device_clip,
         unit="record",
         example_clip=settings.example_clip,
         adjacency=adjacency,
@@ -272,7 +459,7 @@ def descent_plan(
 
     Args:
         posterior: of the images.
-        settings: step and clipping threshold of a record; the dynamics are overdamped.
+        settings: of overdamped dynamics; their temperature does not matter.
         epsilon: ε of a record at δ = 1e-5, add-remove.
         link: of the experiment.
     """
@@ -282,9 +469,9 @@ def descent_plan(
         posterior,
         link,
         privacy,
-        step_size=settings.step / examples,
-        rounds=ROUNDS,
-        average=KEPT_ROUNDS,
+        step_size=settings.step_sizes(examples),
+        rounds=settings.rounds,
+        average=settings.kept_rounds,
         init="zero",
     )
 
@@ -371,8 +558,8 @@ class _PrivateImages:
 def league_study(setting: League) -> Study:
     """Return test scores of private posteriors on two data sets, at several ε.
 
-    Rows of a data set with the same dynamics are a point: sampled together, they read
-    the features once.
+    Rows of a data set with the same dynamics and rounds are a point: sampled together,
+    they read the features once.
 
     Args:
         setting: how much is computed.
@@ -393,7 +580,7 @@ def league_study(setting: League) -> Study:
     identity = {
         "experiments": setting.experiments,
         "settings": settings,
-        "rounds": [ROUNDS, KEPT_ROUNDS, UNCLIPPED_RUNS, UNCLIPPED_CHAINS],
+        "unclipped": [UNCLIPPED_RUNS, UNCLIPPED_CHAINS],
     }
     measure = partial(_measure, setting=setting, images=_PrivateImages())
     return Study("league", tuple(points), tuple(order), identity, measure)
@@ -423,23 +610,23 @@ def _measure(
 
 
 def _points_of(name: str) -> list[Point]:
-    """Return the points of a data set: one for the rows of each dynamics.
+    """Return the points of a data set: one for each kind of chain.
 
-    Rows of the same dynamics, whatever their ε, are chains that are sampled together.
+    Rows of the same dynamics and rounds, whatever their ε, are chains that are sampled
+    together.
     """
     title = DATA_SETS[name].title
-    schemes: dict[str, list[str]] = {OVERDAMPED: [], KINETIC: []}
-    epsilons: dict[str, list[float]] = {OVERDAMPED: [], KINETIC: []}
+    rows: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
     for epsilon in EPSILONS:
         for row_name, row in rows_at(epsilon).items():
-            dynamics = CHOSEN[row.chosen_on, name, epsilon].dynamics
-            schemes[dynamics].append(f"{title}, {row_name}")
-            epsilons[dynamics].append(epsilon)
-    return [
-        Point(x=None, schemes=tuple(schemes[dynamics]), xs=tuple(epsilons[dynamics]))
-        for dynamics in (OVERDAMPED, KINETIC)
-        if schemes[dynamics]
-    ]
+            settings = CHOSEN[row.chosen_on, name, epsilon]
+            kind = (settings.dynamics, settings.rounds, settings.kept_rounds)
+            rows.setdefault(kind, []).append((f"{title}, {row_name}", epsilon))
+    points = []
+    for _, of_kind in sorted(rows.items()):
+        schemes, epsilons = zip(*of_kind, strict=True)
+        points.append(Point(x=None, schemes=schemes, xs=epsilons))
+    return points
 
 
 def _scored(
@@ -448,7 +635,7 @@ def _scored(
     posterior: SoftmaxPosterior,
     execution: Execution,
 ) -> Tables:
-    """Return scores of rows of the same dynamics, which are sampled together."""
+    """Return scores of rows of the same kind, which are sampled together."""
     plans: list[Plan] = []
     numbers: list[int] = []
     is_point_estimate: list[bool] = []
