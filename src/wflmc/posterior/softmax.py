@@ -59,9 +59,20 @@ MIN_ROWS_PER_STEP = 128
 """Rows that a CPU computes at a time, however many chains share them."""
 MIN_ROWS_OF_SINGLE_DEVICE = 128
 """Rows from which on the products of a device are computed by themselves: XLA's
-products of several devices at a time are slower."""
+products of several devices at a time are slower, unless one step has all devices."""
 ROWS_PER_JOINT_STEP = 1024
 """Rows of devices with fewer rows that are computed at a time."""
+MAX_ROWS_OF_WHOLE_DEVICE = 2048
+"""Rows up to which a step of a CPU may have whole devices. Devices of 10,000 rows were
+faster in steps."""
+BYTES_OF_WHOLE_DEVICES = 2**21
+"""Bytes of logits, features or gradients of whole devices in a step of a CPU. With 30
+devices of 400 rows and 26 chains it was as fast as twice as many, and faster than half
+as many."""
+LOGITS_PER_FEATURE = 8
+"""Logits of a row in all chains, per feature, from which on a CPU may take several steps
+of whole devices. With fewer they were slower than one device at a time: 100 devices of
+400 rows with 30 features, 10 classes and one chain took 1.5 times as long."""
 FEATURE_ALIGNMENT = 8
 """Long rows are filled up to a multiple of this many features on an accelerator, which
 are 32 bytes: with one chain and 60,000 rows of 3,969 features, both products of a round
@@ -123,6 +134,8 @@ class SoftmaxPosterior(Regression):
     norms: NumericArray | None = None
     """‖u‖ of each row, [K, n], where chains need them."""
     example_block: int = field(default=0, metadata=STATIC)
+    devices_together: bool = field(default=False, metadata=STATIC)
+    """Whether a step has all rows of a block of devices, where rows are last."""
     chains_last: bool = field(default=False, metadata=STATIC)
     """Whether chains are the last axis of gradients (`wflmc.sums.softmax`), as suits an
     accelerator with many of them; else rows are (`wflmc.sums.softmax_classes`)."""
@@ -257,7 +270,7 @@ class SoftmaxPosterior(Regression):
         steps = softmax_classes.Steps(
             block=self.block,
             rows=rows,
-            takes_devices_together=count < MIN_ROWS_OF_SINGLE_DEVICE,
+            takes_devices_together=self.devices_together and rows >= count,
         )
         if example_clip is None:
             add_devices = softmax_classes.device_clipped_sum(steps)
@@ -421,19 +434,41 @@ class SoftmaxPosterior(Regression):
         )
 
     def _in_steps(self, chains: int, limit: float, by_example: bool) -> Self:
-        """Return the posterior with as many rows at a time as a CPU's cache holds."""
+        """Return the posterior with as many rows at a time as a CPU's cache holds.
+
+        Small data are one step. So are some devices of fewer than
+        `MIN_ROWS_OF_SINGLE_DEVICE` rows, or of more rows with many chains. Others are
+        taken one after the other, in steps of some of their rows.
+
+        Args:
+            chains: chains that are run at the same time.
+            limit: bytes that a block may use.
+            by_example: whether examples are clipped one by one.
+        """
         rows = int(self.features.shape[1])
-        logit_bytes = 4.0 * chains * self.classes
-        if rows < MIN_ROWS_OF_SINGLE_DEVICE:
-            block = block_size(
-                self.devices,
-                bytes_per_device=logit_bytes * rows,
-                theta_bytes=np.inf,
-                limit=min(limit, logit_bytes * ROWS_PER_JOINT_STEP),
-            )
-            return replace(self, block=block, example_block=rows, chains_last=False)
-        cache = min(limit, CPU_CACHE_BYTES)
         row_bytes = 4 * max(self.classes * chains, self.features.shape[-1])
+        cache = min(limit, CPU_CACHE_BYTES)
+        whole_rows = rows
+        if by_example:
+            # All float32 sums have equally many rows.
+            part = part_size(rows, RECORDS_PER_FLOAT32_SUM)
+            whole_rows = -(-rows // part) * part
+        bytes_of_rows = whole_rows * row_bytes
+        gradient_bytes = 4 * chains * self.dim
+        all_bytes = self.devices * max(bytes_of_rows, gradient_bytes)
+        step_bytes = min(limit, BYTES_OF_WHOLE_DEVICES)
+        may_be_whole = rows <= MAX_ROWS_OF_WHOLE_DEVICE
+        if may_be_whole and all_bytes <= step_bytes:
+            return self._in_steps_of_devices(whole_rows, self.devices)
+        if rows < MIN_ROWS_OF_SINGLE_DEVICE:
+            affordable_rows = limit // (4 * chains * self.classes)
+            joint_rows = int(min(affordable_rows, ROWS_PER_JOINT_STEP))
+            return self._in_steps_of_devices(rows, joint_rows // rows)
+        many_logits = self.classes * chains >= LOGITS_PER_FEATURE * self.feature_count
+        if may_be_whole and many_logits and bytes_of_rows <= cache:
+            return self._in_steps_of_devices(
+                whole_rows, int(step_bytes // bytes_of_rows)
+            )
         most_rows = RECORDS_PER_FLOAT32_SUM if by_example else ROWS_PER_STEP
         largest = int(np.clip(cache // row_bytes, MIN_ROWS_PER_STEP, most_rows))
         block = block_size(
@@ -442,9 +477,30 @@ class SoftmaxPosterior(Regression):
             theta_bytes=np.inf,
             limit=cache,
         )
-        example_block = part_size(rows, largest)
         return replace(
-            self, block=block, example_block=example_block, chains_last=False
+            self,
+            block=block,
+            example_block=part_size(rows, largest),
+            chains_last=False,
+            devices_together=False,
+        )
+
+    def _in_steps_of_devices(self, rows: int, largest: int) -> Self:
+        """Return the posterior with all rows of several devices in a step.
+
+        Args:
+            rows: of a device, those that fill it up included.
+            largest: the largest number of devices of a step.
+        """
+        block = block_size(
+            self.devices, bytes_per_device=1.0, theta_bytes=np.inf, limit=largest
+        )
+        return replace(
+            self,
+            block=block,
+            example_block=rows,
+            chains_last=False,
+            devices_together=True,
         )
 
     def _short_device_block(self, chains: int, limit: float) -> int:

@@ -10,8 +10,8 @@ Accelerators with many chains take `wflmc.sums.softmax`, in which chains are the
 axis; devices of few rows have `wflmc.sums.softmax_rows`. The float64 reference of all
 three is `reference.softmax_record_gradients`.
 
-Letters in einsum strings: k is a device of a block, n a row, d a feature, c a class, x a
-chain, or a class and a chain where these are one axis.
+Letters in einsum strings: k is a device of a block, s a part of its rows, n a row, d a
+feature, c a class, x a chain, or a class and a chain where these are one axis.
 """
 
 import functools
@@ -24,7 +24,10 @@ import jax.numpy as jnp
 from wflmc.sums.blocks import DeviceInputs, scan_blocks, scan_float32_groups
 from wflmc.sums.chains import batch_chains
 from wflmc.sums.clipping import cap_prior, clip_factor, clip_pairs, signal_bound
-from wflmc.sums.constants import MAX_RECORDS_CLIPPED_IN_FLOAT32
+from wflmc.sums.constants import (
+    MAX_RECORDS_CLIPPED_IN_FLOAT32,
+    RECORDS_PER_FLOAT32_SUM,
+)
 from wflmc.sums.devices import (
     ClippedSum,
     Sum,
@@ -36,6 +39,8 @@ from wflmc.sums.devices import (
 )
 from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
+from wflmc.sums.parts import split_axis
+from wflmc.sums.records import sum_steps
 from wflmc.sums.softmax import Curvature, LabelledRows
 
 Total = TypeVar("Total", jax.Array, Pair)
@@ -55,7 +60,7 @@ class Steps(NamedTuple):
     rows: int
     """Rows of a device that are taken at a time; divides n."""
     takes_devices_together: bool = False
-    """Whether the rows of a block are one step, as of devices of few rows."""
+    """Whether a step has all rows of a block of devices."""
 
     def blocks(self, records: LabelledRows) -> jax.Array:
         """Return the numbers of the devices, block by block.
@@ -259,7 +264,7 @@ def _records_of_step(step: LabelledRows, inputs: StepInputs) -> Pair:
     residuals = softmax_residuals(logits, step.labels.ravel())
     limits = jnp.repeat(inputs.example_clip, step.norms.shape[1], axis=1)
     clipped = clip_residuals(residuals, step.norms.ravel(), limits)
-    return as_pair(_weighted_rows(clipped, step.features))
+    return _add_in_pairs(clipped, step.features)
 
 
 def _sum_rows(
@@ -272,7 +277,7 @@ def _sum_rows(
 ) -> Total:
     """Return the sum over the rows of every device of a block.
 
-    Devices of few rows are computed together, others one after the other, in steps.
+    The devices of a block are computed together, or one after the other in steps.
 
     Args:
         of_step: from the records of a step to the sum over its rows, an array or a
@@ -457,6 +462,32 @@ def _weighted_rows(residuals: jax.Array, features: jax.Array) -> jax.Array:
         by_device = flat.reshape(-1, block, rows)
         sums = jnp.einsum("xkn,knd->kxd", by_device, features, precision="highest")
     return sums.reshape(block, *shape, dim)
+
+
+def _add_in_pairs(residuals: jax.Array, features: jax.Array) -> Pair:
+    """Return Σ_n r_n u_nᵀ of every device, in pairs (Sums, steps 1 and 2).
+
+    Float32 adds at most 256 rows; pairs add these sums.
+
+    Args:
+        residuals: r[chain, C, k · n].
+        features: u[k, n, d].
+
+    Returns:
+        [k, chain, C, d].
+    """
+    block, rows, dim = features.shape
+    if rows <= RECORDS_PER_FLOAT32_SUM:
+        return as_pair(_weighted_rows(residuals, features))
+    by_device = residuals.reshape(-1, block, rows)
+    residual_parts = split_axis(by_device, 2, RECORDS_PER_FLOAT32_SUM)
+    feature_parts = split_axis(features, 1, RECORDS_PER_FLOAT32_SUM)
+    float32_sums = jnp.einsum(
+        "xksn,ksnd->ksxd", residual_parts, feature_parts, precision="highest"
+    )
+    total = sum_steps(float32_sums)
+    shape = (block, *residuals.shape[:2], dim)
+    return Pair(total.high.reshape(shape), total.low.reshape(shape))
 
 
 def _device_norms(gradients: jax.Array) -> jax.Array:
