@@ -1,4 +1,7 @@
-"""Advice, and the forecast it rests on against the same forecast as a loop over rounds."""
+"""Advice, and the forecast it rests on against the same forecast as a loop over rounds.
+
+python -m benchmarks.advice
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import jax
+from rich.console import Console
 from rich.table import Table
 from tests.evaluation.clipped_reference import forecast_by_rounds
 
@@ -101,3 +105,12 @@ def against_loops(sizes: tuple[int, ...] = (100, 1000), repeats: int = 3) -> Tab
                     f"{1e3 * fast:.1f} ms", f"{1e3 * slow:.0f} ms", f"{slow / fast:.1f}",
                 )  # fmt: skip
     return table
+
+
+def main() -> None:
+    """Print the table."""
+    Console(width=120).print(against_loops())
+
+
+if __name__ == "__main__":
+    main()
