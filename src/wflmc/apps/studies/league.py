@@ -95,8 +95,8 @@ class LeagueSettings(NamedTuple):
             examples: N, of all devices together.
         """
         falling = np.linspace(1.0, self.final_step, self.burn_in)
-        kept = np.full(self.kept_rounds, self.final_step)
-        squared_step = self.step / examples * np.concatenate([falling, kept])
+        constant = np.full(self.kept_rounds, self.final_step)
+        squared_step = self.step / examples * np.concatenate([falling, constant])
         if self.dynamics == OVERDAMPED:
             return squared_step
         return np.sqrt(squared_step)
