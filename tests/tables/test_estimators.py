@@ -169,7 +169,7 @@ def test_every_further_fit_warns_that_it_spends_again():
 
 
 def test_a_large_delta_and_a_useless_model_are_said(monkeypatch):
-    monkeypatch.setattr(folder, "worth", lambda *_: {})
+    monkeypatch.setattr(folder, "value_of_more", lambda *_: {})
     X, y = two_clusters(60)
     with pytest.warns(estimators.PrivacyWarning, match=r"delta = 0\.1\b.*1/60"):
         model = PrivateClassifier(
@@ -625,7 +625,7 @@ def test_scikit_learns_own_checks_pass(kind):
 
 
 def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
-    monkeypatch.setattr(folder, "worth", lambda *_: {})
+    monkeypatch.setattr(folder, "value_of_more", lambda *_: {})
     X, y = two_clusters(120)
     settings = replace(COLD_SETTINGS, whiten=True)
     model = PrivateClassifier(
@@ -641,7 +641,7 @@ def test_a_page_tells_of_a_fit_with_and_without_held_out_rows(monkeypatch):
 
 
 def test_settings_are_read_back_from_the_file_of_a_fit(monkeypatch):
-    monkeypatch.setattr(folder, "worth", lambda *_: {})
+    monkeypatch.setattr(folder, "value_of_more", lambda *_: {})
     X, y = two_clusters(60)
     model = PrivateClassifier(
         settings=COLD_SETTINGS, classes=["no", "yes"], random_state=0

@@ -33,7 +33,7 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
     from wflmc.apps.report.text import numbers_table
     from wflmc.apps.tables import selection
     from wflmc.apps.tables.folder import facts_of
-    from wflmc.apps.tables.settings import choose, worth
+    from wflmc.apps.tables.settings import choose, value_of_more
     from wflmc.support.progress import progress_bar
 
     facts = facts_of(request)
@@ -42,7 +42,7 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
             facts, lambda completed, total: advance(100 * completed / total)
         )
     rows = [candidate.plain for candidate in candidates]
-    improvements = worth(facts, candidates[0].settings)
+    improvements = value_of_more(facts, candidates[0].settings)
     gains = {name: outcome.scores for name, outcome in improvements.items()}
     cost = FREE
     if request.private:

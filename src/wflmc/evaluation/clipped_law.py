@@ -268,7 +268,7 @@ class _Summary:
     def add(self, window: Window) -> None:
         """Take the next window into account.
 
-        Rounds of burn-in count for the fraction that is left of gradients alone.
+        Rounds of burn-in count for `smallest_left` only.
 
         Args:
             window: whose rounds follow those of the window before.

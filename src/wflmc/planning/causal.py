@@ -151,7 +151,7 @@ class Outlook(NamedTuple):
             error=_repeated_mean(self.error, rounds),
         )
 
-    def then(self, later: "Outlook") -> "Outlook":
+    def followed_by(self, later: "Outlook") -> "Outlook":
         """Return these rounds and others after them.
 
         Args:
@@ -285,7 +285,7 @@ class Forecast:
             return self.typical.mean_repeated(rounds)
         noise = self.noise[:, :rounds]
         near = self._near_outlook(self.law, self.typical, noise, round_index)
-        return near.then(self.typical.mean_repeated(rounds - noise.shape[1]))
+        return near.followed_by(self.typical.mean_repeated(rounds - noise.shape[1]))
 
     def _near_outlook(
         self, law: GaussMarkov, typical: Outlook, noise: Gains, round_index: int
@@ -489,7 +489,7 @@ def _remaining_problem(
     cautious = np.minimum(1.0, probability + 2 * np.sqrt(variance))
     later = outlook._replace(active=cautious)
     present = outlook_on_known(problem, slice(round_index, round_index + 1))
-    rounds = present.then(later)
+    rounds = present.followed_by(later)
     floor = _affordable_floor(problem.floor[round_index], rounds, remaining)
     contraction = Contraction(*(part[round_index:] for part in problem.contraction))
     return replace(

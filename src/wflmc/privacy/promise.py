@@ -281,10 +281,11 @@ class Privacy(Shown):
         """
         device_clip = np.asarray(clip, dtype=float)
         record_clip = np.asarray(example_clip, dtype=float)
+        if self.unit == "device":
+            # Many examples may change, so that c limits nothing.
+            return device_clip if self.adjacency == "replace" else device_clip / 2
         if self.adjacency == "replace":
             return np.minimum(device_clip, record_clip)
-        if self.unit == "device":
-            return device_clip / 2
         return np.minimum(device_clip, record_clip / 2)
 
     def budget(self, devices: int) -> Array:

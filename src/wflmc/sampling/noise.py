@@ -37,11 +37,11 @@ class NoiseSource(Protocol):
         """
 
 
-def noise_of_senders(round_index: int, signal: Signal) -> Signal:
+def add_no_noise(round_index: int, signal: Signal) -> Signal:
     """Return the signal as it is: the noise is in what devices have sent.
 
-    That is so with distributed noise, where every device adds its part before the
-    secure sum, and the server never sees a value without noise.
+    That is so with distributed noise, where every device adds a K-th of the noise to
+    its message, and the server sees each message with that part alone.
 
     Args:
         round_index: index of the round in the plan.

@@ -159,8 +159,9 @@ def is_data_path(data: str) -> bool:
 def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str, str]:
     """Compute the SHA-256 of the files that some keys of a scenario name.
 
-    By these digests a report recognizes files of another run. The digest of private
-    data is a test for guesses of them: it must not be published.
+    A plan that is read back, a sweep and a report recognize by these digests whether
+    files have changed. The digest of private data is a test for guesses of them: it must
+    not be published.
 
     Args:
         scenario: with absolute paths, as `load_scenario` returns it.
@@ -168,8 +169,8 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
 
     Returns:
         Hexadecimal digests by key. Keys that name no file are absent, as are gains
-        that the fading law does not use. For `data = "mnist"` there is the digest of
-        the four files, which are verified whenever they are read.
+        that the fading law does not use. For `data = "mnist"` there are the four known
+        digests of its files, joined: the files are verified whenever they are read.
 
     Raises:
         InputError: a file cannot be read.

@@ -313,7 +313,11 @@ def order_rows(blocks: LabelledRows) -> ShortDevices:
 
 
 def _inputs_of_parts(inputs: DeviceInputs, block: ShortDevices) -> DeviceInputs:
-    """Return inputs [chain, block] as [chain, parts, p]; 0 for devices that fill up."""
+    """Return inputs [chain, device] as [chain, parts, p], with p devices in a part.
+
+    A part has as many rows as float32 may add (Sums, step 6). Devices that only fill
+    the last part have weight 0.
+    """
     parts, _, devices_per_part = block.labels.shape
 
     def by_part(values: jax.Array) -> jax.Array:
@@ -423,7 +427,7 @@ def _largest_norms(
     prior_length = jnp.sqrt(prior.squared_norm)[:, None, None]
     length_sum = row_lengths.sum(-2) + prior_length
     rounding = row_product_error(dim, classes) * length_sum**2
-    error = rounding + lost_of_products(rows.lengths, dim, classes)
+    error = rounding + underflow_of_squared_norm(rows.lengths, dim, classes)
     largest = jnp.sqrt(jnp.maximum(square, 0.0) + error)
     smallest_norm = length_sum / MAX_CANCELLATION
     if inputs.example_clip is not None:
@@ -432,8 +436,11 @@ def _largest_norms(
     return jnp.maximum(largest, smallest_norm)
 
 
-def lost_of_products(lengths: jax.Array, dim: int, classes: int) -> jax.Array:
-    """Return what a device's squared norm may lack by underflow (Sums, step 8).
+def underflow_of_squared_norm(lengths: jax.Array, dim: int, classes: int) -> jax.Array:
+    """Return the most that a device's squared norm may lack by underflow.
+
+    It is added to the norm, so that no gradient is taken for shorter than it is
+    (docs/explanation/privacy.md, Sums, step 8).
 
     Products of residuals below 2⁻¹²⁶ are lost, which are worth that times the lengths
     of their rows.

@@ -107,7 +107,7 @@ def _propagate(traced: "Jaxpr | ClosedJaxpr", inputs: list[Sources]) -> list[Sou
     jaxpr = _open(traced)
     constants = [_constant(value) for value in getattr(traced, "consts", ())]
     sources_by_variable = dict(zip(map(id, jaxpr.invars), inputs, strict=True))
-    sources_by_variable |= zip(map(id, jaxpr.constvars), constants, strict=False)
+    sources_by_variable |= zip(map(id, jaxpr.constvars), constants, strict=True)
 
     def sources(variable: "Var | Literal") -> Sources:
         if hasattr(variable, "val"):

@@ -89,7 +89,7 @@ class BestFirst:
 
     ceiling: float = np.inf
     highest: float = np.inf
-    keys: list[Sequence[ChangeTrial]] = field(default_factory=list)
+    trials_by_key: list[Sequence[ChangeTrial]] = field(default_factory=list)
     """The changes of every key, the smallest first."""
     is_over: bool = False
     """Whether keys that come later cannot be chosen any more."""
@@ -103,11 +103,11 @@ class BestFirst:
         Args:
             trials: of one key, the smallest changes first.
         """
-        self.keys.append(trials)
+        self.trials_by_key.append(trials)
         if not trials:
             return
         first = min(trials, key=lambda trial: trial.bound)
-        while not self._is_settled(first, trials):
+        while not self._need_not_be_tried(first, trials):
             first.advance()
         if first.is_good:
             self._try_all([trials])
@@ -122,8 +122,8 @@ class BestFirst:
         what the best key's costs, or is good. If that choice costs `highest` or more,
         none is returned, also where another key's would cost less.
         """
-        self._try_all(self.keys)
-        by_key = (_chosen(trials) for trials in self.keys)
+        self._try_all(self.trials_by_key)
+        by_key = (_chosen(trials) for trials in self.trials_by_key)
         chosen = nearly_best(
             (change for change in by_key if change is not None), SLACK_OF_KEYS
         )
@@ -141,11 +141,13 @@ class BestFirst:
         heapq.heapify(queue)
         while queue:
             _, number, trial, trials = heapq.heappop(queue)
-            if not self._is_settled(trial, trials):
+            if not self._need_not_be_tried(trial, trials):
                 trial.advance()
                 heapq.heappush(queue, (trial.bound, number, trial, trials))
 
-    def _is_settled(self, trial: ChangeTrial, trials: Sequence[ChangeTrial]) -> bool:
+    def _need_not_be_tried(
+        self, trial: ChangeTrial, trials: Sequence[ChangeTrial]
+    ) -> bool:
         """Return whether a change need not be tried any further.
 
         It was tried, or its bound shows that it makes no difference. If a change of
@@ -166,7 +168,11 @@ class BestFirst:
         lowest_of_key = max(GOOD_W2_SQ, min(sibling.cost for sibling in trials))
         if trial.bound > SLACK_OF_VALUES * lowest_of_key:
             return True
-        costs = [candidate.cost for candidates in self.keys for candidate in candidates]
+        costs = [
+            candidate.cost
+            for candidates in self.trials_by_key
+            for candidate in candidates
+        ]
         lowest = max(GOOD_W2_SQ, min(costs))
         if trial.bound > SLACK_OF_VALUES**2 * SLACK_OF_KEYS * lowest:
             return True

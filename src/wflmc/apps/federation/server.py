@@ -63,7 +63,7 @@ from wflmc.sampling.noise import (
     ChannelNoise,
     LatticeNoise,
     NoiseSource,
-    noise_of_senders,
+    add_no_noise,
 )
 from wflmc.sampling.starts import compiled_round_keys
 from wflmc.sampling.transcript import (
@@ -436,14 +436,15 @@ class _Session:
     def noise_source(self) -> NoiseSource:
         """Return where the noise of a sum comes from.
 
-        With noise by the devices it is part of their signals, and nothing is added.
+        With noise by the devices it is part of their signals, and nothing is added,
+        although the job has a lattice: that of a device's own part.
         Noise of the channel is an exact draw on the lattice of the job. Simulated noise
         comes from the keys of the chains, and protects nobody.
         """
         job = self.server.job
         lattice = job.lattice
         if job.noise == "devices":
-            return noise_of_senders
+            return add_no_noise
         if lattice is not None:
             return LatticeNoise(lambda round_index: lattice)
         return ChannelNoise(self.keys, self.rounds, job.plan.start)

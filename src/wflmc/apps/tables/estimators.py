@@ -716,8 +716,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     def not_covered_(self) -> tuple[NotCovered, ...]:
         """What ε does not cover of this estimator, one sentence each.
 
-        Among it are a seed, from which the noise can be drawn again, a simulated
-        channel, and labels that are read off the data.
+        Among it are a seed, from which the noise can be drawn again, and a simulated
+        channel.
         """
         uncovered = [
             NotCovered(

@@ -35,7 +35,7 @@ from wflmc.apps.tables.model import FittedModel
 from wflmc.apps.tables.reading import as_frame
 from wflmc.apps.tables.scaling import scaling_fraction
 from wflmc.apps.tables.schema import Missing, Schema, Task, read_schema
-from wflmc.apps.tables.settings import Facts, promise_of, worth
+from wflmc.apps.tables.settings import Facts, promise_of, value_of_more
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import Names, as_classes
@@ -374,7 +374,7 @@ def describe(
         text = "Scores are computed from held-out rows, which nothing protects."
         uncovered.insert(0, NotCovered("scores", text, published=False))
     shown_candidates = estimator.candidates_[:MAX_SHOWN_CANDIDATES]
-    expected = worth(facts, estimator.settings_)
+    expected = value_of_more(facts, estimator.settings_)
     left = max(0.0, spent.promised - spent.epsilon)
     return FitFile(
         task="classification" if classes else "regression",

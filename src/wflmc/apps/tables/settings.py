@@ -331,7 +331,7 @@ def candidates(facts: Facts) -> Iterator[Settings]:
         )
 
 
-def near(settings: Settings) -> list[Settings]:
+def neighbouring_settings(settings: Settings) -> list[Settings]:
     """Return settings with half, equal and twice the clip and the step size.
 
     Args:
@@ -350,7 +350,7 @@ def near(settings: Settings) -> list[Settings]:
     ]
 
 
-def colder(reached: Expected) -> list[Settings]:
+def with_colder_burn_in(reached: Expected) -> list[Settings]:
     """Return settings with a colder burn-in, in chains of as many rounds.
 
     Where power stays below the Langevin cap at temperature 1, a colder burn-in changes
@@ -442,10 +442,10 @@ def private_posterior(
         prior_std=settings.prior_std,
         partition="blocks" if owner is None else owner,
     )
-    return suited(posterior, settings)
+    return with_public_constants(posterior, settings)
 
 
-def suited(posterior: TabularT, settings: Settings) -> TabularT:
+def with_public_constants(posterior: TabularT, settings: Settings) -> TabularT:
     """Return a posterior whose constants are public.
 
     The step size was chosen without the data, and suits an L of 1/η.
@@ -517,7 +517,7 @@ def whiten(
         rounds_before=start + len(release.loss),
     )
     whitened = posterior.whitened(release.matrix, "whitened")
-    return Whitened(suited(whitened, settings), facts_after, release)
+    return Whitened(with_public_constants(whitened, settings), facts_after, release)
 
 
 def make_plan(facts: Facts, settings: Settings, posterior: Tabular) -> Plan:
@@ -610,7 +610,7 @@ class _SharedPlans:
             prior_power=float(posterior.prior_power),
         )
         if case not in self._plans:
-            suitable = suited(posterior, settings)
+            suitable = with_public_constants(posterior, settings)
             self._plans[case] = make_plan(facts, settings, suitable)
         return self._plans[case]
 
@@ -1035,7 +1035,7 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     The candidates of `candidates` are tried, and settings near the best of them with
     whitening, unless the devices would send too many numbers for it (`MAX_MOMENTS`).
     Near the best of all these a colder burn-in is tried, where Langevin's noise limits
-    power (`colder`). Where a class is rare and rows are hidden one by one, settings
+    power (`with_colder_burn_in`). Where a class is rare and rows are hidden one by one, settings
     that clip nothing are preferred, up to a price (`MAX_UNCLIPPED_LOSS_RATIO`). Where
     losses are within `EQUAL_LOSS_RATIO` of each other, the average over most draws is
     taken. For equal facts and an ideal link the choice is made once.
@@ -1055,9 +1055,9 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
     if facts.features**2 * facts.devices <= MAX_MOMENTS:
         best = _eligible(facts, ranked)[0]
-        whitened = near(replace(best.settings, whiten=True))
+        whitened = neighbouring_settings(replace(best.settings, whiten=True))
         ranked = _sorted(ranked + expect(facts, whitened))
-    cold = colder(_eligible(facts, ranked)[0])
+    cold = with_colder_burn_in(_eligible(facts, ranked)[0])
     if cold:
         ranked = _sorted(ranked + expect(facts, cold))
     eligible = _eligible(facts, ranked)
@@ -1093,7 +1093,7 @@ def _eligible(facts: Facts, ranked: list[Expected]) -> list[Expected]:
     return unclipped or ranked
 
 
-def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
+def value_of_more(facts: Facts, chosen: Settings) -> dict[str, Expected]:
     """Estimate what more of something would be worth, on stand-ins of that size.
 
     Args:
@@ -1105,7 +1105,7 @@ def worth(facts: Facts, chosen: Settings) -> dict[str, Expected]:
         What would be reached as it is, with twice ε, twice the rows and devices, an SNR
         that is 10 dB higher (where there is a link), and twice the rounds, by name.
     """
-    tried = near(chosen)
+    tried = neighbouring_settings(chosen)
     cases = {"as it is": facts}
     twice_epsilon = 2 * np.asarray(facts.promise.epsilon, dtype=float)
     larger_promise = replace(facts.promise, epsilon=twice_epsilon)
