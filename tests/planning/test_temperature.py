@@ -15,6 +15,8 @@ from wflmc.evaluation import exact_spread, exact_w2_sq
 from wflmc.evaluation.wasserstein import exact_law
 from wflmc.planning import PowerPolicy
 from wflmc.planning.bound import MIN_TEMPERATURE, Allocation
+from wflmc.planning.notices import joined_notices
+from wflmc.planning.plan import join_plans
 from wflmc.support.notices import NoticeCode
 
 TEMPERATURES = (0.0, 0.05, 0.3, 1.0)
@@ -168,19 +170,81 @@ def test_plans_that_choose_their_noise_do_not_change(posterior, power, objective
     assert not {NoticeCode.NO_EFFECT, NoticeCode.COLD_DRAWS} & codes(plans[0])
 
 
-def test_what_is_missing_of_the_variance_is_that_of_the_exact_law(posterior):
-    """Where the start is as wide as the posterior, cold rounds alone make it narrow."""
-    plan = cold_plan(posterior, 0.05, "overdamped")
+@pytest.mark.parametrize(
+    ("dynamics", "friction", "relative_step", "init"),
+    [
+        ("overdamped", 30.0, 0.4, "prior"),
+        ("overdamped", 30.0, 0.05, "zero"),
+        ("kinetic", 50.0, 1.3, "prior"),
+        ("kinetic", 50.0, 1.6, "prior"),
+        ("kinetic", 10.0, 0.05, "zero"),
+    ],
+)
+def test_what_is_missing_of_the_variance_is_that_of_the_exact_law(
+    posterior, dynamics, friction, relative_step, init
+):
+    """Steps, velocities and a start at one point all enter as they do in the law."""
+    unit = posterior.mu + posterior.L if dynamics == "overdamped" else posterior.L**0.5
+    plan = wflmc.plan(
+        posterior,
+        wflmc.Link(channel.static(1.0), snr_db=200),
+        step_size=relative_step / unit,
+        burn_in=200,
+        samples=10,
+        sampler=wflmc.Sampler(
+            burn_in_temperature=0.0, dynamics=dynamics, friction=friction, init=init
+        ),
+        policy=wflmc.Policy(power="no-dp"),
+    )
     notice = next(n for n in plan.notices if n.code == NoticeCode.COLD_DRAWS)
-    exact = posterior.exact
-    deviation = np.linalg.cholesky(exact.covariance)
-    law = posterior.chain(plan.motion).law(plan.noise_variance)
     for round_index, missing in zip(
-        (BURN_IN, -1), percentages(notice.text), strict=True
+        (plan.burn_in, -1), percentages(notice.text), strict=True
     ):
-        whitened = np.linalg.solve(deviation, law.covariance[round_index])
-        ratios = np.linalg.eigvalsh(np.linalg.solve(deviation, whitened.T))
-        assert missing == pytest.approx(1 - ratios.min(), abs=0.13)
+        ratio = smallest_variance_ratio(posterior, plan, round_index)
+        assert missing == pytest.approx(max(0, 1 - ratio), abs=0.03)
+
+
+def smallest_variance_ratio(posterior, plan, round_index):
+    """Compute the least variance of a draw over the posterior's, in any direction."""
+    deviation = np.linalg.cholesky(posterior.exact.covariance)
+    law = posterior.chain(plan.motion).law(plan.noise_variance)
+    whitened = np.linalg.solve(deviation, law.covariance[round_index])
+    return np.linalg.eigvalsh(np.linalg.solve(deviation, whitened.T)).min()
+
+
+def test_rounds_that_are_added_change_what_is_missing_at_the_last(posterior):
+    link = wflmc.Link(channel.rayleigh(1.0), snr_db=200)
+    first = make_plan(posterior, 0.0, relative_step=0.02, power="no-dp", link=link)
+    added = wflmc.plan(
+        posterior,
+        link,
+        first.privacy,
+        step_size=first.step_size[-1],
+        burn_in=0,
+        samples=100,
+        initial_w2_sq=float(first.bound[-1]),
+        **grouped(burn_in_temperature=0.0, start=len(first.rounds), power="no-dp"),
+    )
+    assert NoticeCode.NO_EFFECT not in codes(added)
+    joined = join_plans(first, added)
+    notices = [
+        next(notice for notice in candidates if notice.code == NoticeCode.COLD_DRAWS)
+        for candidates in (first.notices, joined_notices(joined, [first, added]))
+    ]
+    before, after = (percentages(notice.text) for notice in notices)
+    assert before[0] == after[0]
+    assert before[1] > 0.3 > 0.1 > after[1]
+
+
+def test_without_burn_in_its_temperature_has_no_effect(posterior):
+    plan = wflmc.plan(
+        posterior,
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=0,
+        samples=5,
+        sampler=wflmc.Sampler(burn_in_temperature=0.1),
+    )
+    assert NoticeCode.NO_EFFECT in codes(plan)
 
 
 def test_excess_at_the_last_round_is_not_told_as_missing(posterior):

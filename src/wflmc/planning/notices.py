@@ -16,7 +16,7 @@ from wflmc.posterior.base import Posterior
 from wflmc.privacy import Privacy
 from wflmc.privacy.ledger import TOLERANCE
 from wflmc.support.notices import Notice, NoticeCode
-from wflmc.support.recursion import first_order
+from wflmc.support.recursion import covariances
 
 LARGE_FEATURE = 30.0
 """Size of a feature from which on it alone decides L, step size and clipping."""
@@ -241,55 +241,75 @@ def _temperature_notices(
         problem: the power problem that it solves.
         temperature: τ of burn-in, as requested.
     """
-    if temperature == 1 or problem.burn_in == 0:
+    continues_without_burn_in = plan.start > 0 and problem.burn_in == 0
+    if temperature == 1 or continues_without_burn_in:
         return
     if np.all(problem.temperature == 1):
         reason = "less noise in burn-in only adds to the bound that is minimized"
-        if not problem.fills_up:
+        if problem.burn_in == 0:
+            reason = "there is no burn-in"
+        elif not problem.fills_up:
             reason = "the optimum of the exact law chooses all noise"
         text = f"burn_in_temperature has no effect: {reason}."
         yield Notice(NoticeCode.NO_EFFECT, text)
         return
-    missing = _missing_variance(plan)
+    yield from _cold_draws(plan)
+
+
+def _cold_draws(plan: Plan) -> Iterator[Notice]:
+    """Yield a notice about draws that are narrower than the posterior.
+
+    Args:
+        plan: whose burn-in is colder than the posterior.
+    """
+    missing = 1 - _variance_ratio(plan)
     at_first = float(missing[plan.burn_in].max())
-    # Excess noise of a kept round may have made up for all of it.
+    # Kept rounds may spread wider than the posterior.
     at_last = max(float(missing[-1].max()), 0.0)
-    if at_first > SMALLEST_MISSING_VARIANCE:
-        yield Notice(
-            NoticeCode.COLD_DRAWS,
-            "Burn-in is colder than the posterior: in some direction up to "
-            f"{at_first:.0%} of the variance may be missing at the first kept round, "
-            f"and {at_last:.0%} at the last.",
-        )
+    if at_first <= SMALLEST_MISSING_VARIANCE:
+        return
+    start = " and starts at one point" if plan.init == "zero" else ""
+    yield Notice(
+        NoticeCode.COLD_DRAWS,
+        f"Burn-in is colder than the posterior{start}: in some direction up to "
+        f"{at_first:.0%} of the variance may be missing at the first kept round, "
+        f"and {at_last:.0%} at the last.",
+    )
 
 
-def _missing_variance(plan: Plan) -> Array:
-    """Return the fraction of the posterior's variance that cold rounds take away.
+def _variance_ratio(plan: Plan) -> Array:
+    """Return the least variance that draws may have, over the posterior's.
 
-    A round with noise of variance v shrinks what is missing along a direction of
-    curvature λ by g² and adds (1 − g²)(1 − v/2η), with g = 1 − ηλ. With kinetic
-    dynamics g is the plan's γ, and the numbers are no more than a guide.
+    Along a direction of curvature λ the posterior has the variance 1/λ, and a round
+    x' = A x + G ξ with noise of variance v has P' = A P Aᵀ + v G Gᵀ. The start is as
+    wide as the posterior, or a point for `init = "zero"`, and v ~ N(0, 1); a wider start
+    leaves more. All devices are active, and no gradient is clipped.
 
     Args:
         plan: with its noise.
 
     Returns:
-        Of every round and some directions between μ and L, [S, n]; at most 1, and below
-        0 where noise is in excess.
+        Of every round and some directions between μ and L, [S, directions]; infinite
+        where steps are unstable.
     """
     curvature = np.geomspace(plan.mu, plan.L, DIRECTIONS_TRIED)
-    if plan.dynamics.has_velocity:
-        forgetting = np.full((len(plan.rounds), 1), plan.gamma)
-    else:
-        forgetting = 1 - plan.step_size[:, None] * curvature
-    squared = forgetting**2
-    coldness = 1 - plan.noise_variance / plan.langevin_noise
-    taken = (1 - squared) * coldness[:, None]
-    columns = [
-        first_order(taken[:, index], squared[:, index])
-        for index in range(squared.shape[1])
+    shape = (DIRECTIONS_TRIED, len(plan.rounds))
+    step_size = np.broadcast_to(plan.step_size, shape)
+    hessian = np.broadcast_to(curvature[:, None, None, None], (*shape, 1, 1))
+    linear_round = plan.dynamics.linear_round(step_size, hessian, np.zeros((*shape, 1)))
+    noise_matrix = linear_round.noise_matrix
+    noise_variance = plan.noise_variance[:, None, None]
+    noise_covariance = noise_variance * (noise_matrix @ noise_matrix.swapaxes(-1, -2))
+    start_variance = np.zeros_like(curvature) if plan.init == "zero" else 1 / curvature
+    of_directions = [
+        plan.dynamics.initial_law(np.zeros(1), variance.reshape(1, 1))
+        for variance in start_variance
     ]
-    return np.stack(columns, axis=1)
+    start = np.stack([covariance for _, covariance in of_directions])
+    with np.errstate(over="ignore", invalid="ignore"):
+        law = covariances(linear_round.matrix, noise_covariance, start)
+        ratio = curvature[:, None] * law[..., 0, 0]
+    return np.nan_to_num(ratio, nan=np.inf, posinf=np.inf).T
 
 
 def _unclipped(plan: Plan) -> Iterator[Notice]:
@@ -376,8 +396,13 @@ def joined_notices(joined: Plan, parts: Sequence[Plan]) -> Iterator[Notice]:
     seen_codes: set[str] = set(ROUND_NOTICES)
     for part in parts:
         for notice in part.notices:
-            if notice.code not in seen_codes:
-                seen_codes.add(notice.code)
+            if notice.code in seen_codes:
+                continue
+            seen_codes.add(notice.code)
+            if notice.code == NoticeCode.COLD_DRAWS:
+                # It says how narrow draws of the last round are.
+                yield from _cold_draws(joined)
+            else:
                 yield notice
 
 

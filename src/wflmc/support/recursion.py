@@ -135,6 +135,44 @@ class BlockRecursion:
         return solution.reshape(right.shape)
 
 
+def covariances(
+    matrix: NDArray[np.float64],
+    noise: NDArray[np.float64],
+    start: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return P[s+1] = A[s] P[s] A[s]ᵀ + Q[s], of some sequences, all steps at once.
+
+    They are the covariances of x[s+1] = A[s] x[s] + ξ[s] with independent noise ξ.
+
+    Args:
+        matrix: A, [i, S, n, n].
+        noise: Q, the covariance of the noise, symmetric, [i, S, n, n] or [S, n, n].
+        start: P[0], symmetric, [i, n, n].
+
+    Returns:
+        P[1..S], [i, S, n, n]. A sequence that overflows ends in inf or nan.
+    """
+    sequences, steps, size, _ = matrix.shape
+    rows, columns = np.triu_indices(size)
+    off_diagonal = rows != columns
+    # Entry (i, j) of A P Aᵀ is the sum of A_ik A_jl P_kl over all k and l. A symmetric
+    # P has each entry off the diagonal twice.
+    straight = matrix[..., rows[:, None], rows] * matrix[..., columns[:, None], columns]
+    crossed = matrix[..., rows[:, None], columns] * matrix[..., columns[:, None], rows]
+    factors = straight + off_diagonal * crossed
+    entries = range(len(rows))
+    by_entry = [
+        [factors[..., entry, source] for source in entries] for entry in entries
+    ]
+    increments = list(np.moveaxis(noise[..., rows, columns], -1, 0))
+    recursion = BlockRecursion([1] * sequences, steps, len(rows))
+    path = recursion.solve(by_entry, increments, start[:, rows, columns])
+    solution = np.empty(matrix.shape)
+    solution[..., rows, columns] = path[:, 1:]
+    solution[..., columns, rows] = path[:, 1:]
+    return solution
+
+
 def _solve(
     bands: NDArray[np.float64], right: NDArray[np.float64]
 ) -> NDArray[np.float64]:

@@ -418,16 +418,20 @@ def league_plan(
         link: of the experiment.
     """
     power = "no-dp" if epsilon is None else "optimized"
+    policy = Policy(power, objective="average")
+    promise = _promise(settings, epsilon, adjacency)
     examples = int(posterior.sizes.sum())
+    step_sizes = settings.step_sizes(examples)
+    sampler = settings.sampler(examples)
     return plan(
         posterior,
         link,
-        _promise(settings, epsilon, adjacency),
-        step_size=settings.step_sizes(examples),
+        promise,
+        step_size=step_sizes,
         burn_in=settings.burn_in,
         samples=settings.kept_rounds,
-        sampler=settings.sampler(examples),
-        policy=Policy(power, objective="average"),
+        sampler=sampler,
+        policy=policy,
         initial_w2_sq=0.0,
     )
 
