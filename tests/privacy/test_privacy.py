@@ -224,3 +224,19 @@ def test_who_does_not_send_spends_nothing():
         [1.0, 2.0], [[0.0, 0.5], [1.0, np.nan]], [np.inf, 3.0], noise_power=2.0
     )
     np.testing.assert_array_equal(loss, [[0.0, 2.25], [np.inf, 0.0]])
+
+
+@pytest.mark.parametrize(("rounds", "published"), [(200, 2.78), (600, 2.59)])
+def test_poisson_batches_cost_no_less_than_all_examples(rounds, published):
+    """With as much noise in the mean gradient, sampling a tenth of the examples in each
+    of many rounds does not lower ε below that of all examples in each round.
+    """
+    epsilon, delta, sampled = 2.5, 1e-5, 0.1
+    loss_of_round = float(privacy.budget(epsilon, delta)) / rounds
+    deviation_of_full = (2 * loss_of_round) ** -0.5
+    batches = pld.from_gaussian_mechanism(
+        sampled * deviation_of_full, sampling_prob=sampled
+    )
+    epsilon_of_batches = batches.self_compose(rounds).get_epsilon_for_delta(delta)
+    assert epsilon_of_batches == pytest.approx(published, abs=0.01)
+    assert epsilon_of_batches > epsilon
