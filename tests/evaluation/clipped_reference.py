@@ -57,6 +57,7 @@ def forecast_by_rounds(
     *,
     clipping: bool = True,
     excess: bool = True,
+    cold: bool = True,
     start: bool = True,
 ) -> ChainForecast:
     """Return what `wflmc.evaluation.clipped_law.forecast` returns, computed one round
@@ -67,6 +68,7 @@ def forecast_by_rounds(
         model: of the posterior.
         clipping: whether gradients and examples are clipped.
         excess: whether noise beyond that of the Langevin dynamics counts.
+        cold: whether less noise than that counts in burn-in.
         start: whether the chain starts as planned; otherwise at the mode with the
             posterior's variance.
     """
@@ -74,11 +76,12 @@ def forecast_by_rounds(
     precision = cost.precision
     data_share = model.data_share
     size = 1 + plan.dynamics.has_velocity
-    noise = (
-        plan.noise_variance
-        if excess
-        else np.minimum(plan.noise_variance, plan.langevin_noise)
-    )
+    noise = plan.noise_variance.copy()
+    if not excess:
+        noise = np.minimum(noise, plan.langevin_noise)
+    if not cold:
+        burn_in = slice(plan.burn_in)
+        noise[burn_in] = np.maximum(noise[burn_in], plan.langevin_noise[burn_in])
     clip = plan.clip * model.direction_fraction**0.5
     if not clipping:
         clip = np.full(plan.devices, np.inf)
@@ -94,6 +97,7 @@ def forecast_by_rounds(
     covariance[0, 0] = cost.start_variance if start else 1 / precision
     lagged = np.zeros_like(mean)
     total = np.zeros_like(precision)
+    draw_variance = 0.0
     least = 1.0
     rounds_kept = []
     with np.errstate(over="ignore", invalid="ignore"):
@@ -143,28 +147,33 @@ def forecast_by_rounds(
             if s >= plan.burn_in:
                 lagged = (matrix * lagged).sum(1) + covariance[0]
                 total += 2 * lagged[0] - covariance[0, 0]
-                off_sq = (
-                    mean[0] ** 2
-                    + (np.sqrt(np.maximum(covariance[0, 0], 0.0)) - precision**-0.5)
-                    ** 2
-                )
+                variance = np.maximum(covariance[0, 0], 0.0)
+                std_error = np.sqrt(variance) - precision**-0.5
+                off_sq = mean[0] ** 2 + std_error**2
+                draw_variance += variance.sum()
                 rounds_kept.append(
                     (
                         off_sq.sum(),
                         precision @ off_sq,
+                        precision @ np.fmin(std_error, 0.0) ** 2,
+                        precision @ np.maximum(std_error, 0.0) ** 2,
                         (norm > clip).mean(),
                         examples_left * left.mean(),
                     )
                 )
-    far, alike, clipped, shortened = np.nan_to_num(np.array(rounds_kept), nan=np.inf).T
+    kept = np.nan_to_num(np.array(rounds_kept), nan=np.inf)
+    far, alike, narrow, wide, clipped, shortened = kept.T
+    draws = len(rounds_kept)
+    variance_of_mean = np.nan_to_num(total.sum(), nan=np.inf) / draws**2
     variance = (1 / precision).sum()
+    narrower = np.fmin(variance, draw_variance / draws)
     summary = np.mean if plan.certificate.objective_name == "average" else np.max
     return ChainForecast(
         w2_sq=float(summary(far) / variance),
         scaled_w2_sq=float(summary(alike) / precision.size),
-        inverse_ess=float(
-            np.nan_to_num(total.sum(), nan=np.inf) / len(rounds_kept) ** 2 / variance
-        ),
+        narrow_w2_sq=float(summary(narrow) / precision.size),
+        wide_w2_sq=float(summary(wide) / precision.size),
+        inverse_ess=float(variance_of_mean / narrower),
         clip_rate=float(clipped.mean()),
         fraction_left=float(shortened.mean()),
         exact=bool(least > 0.99),

@@ -77,7 +77,7 @@ def random_plan(seed):
 
 def assert_same(actual, expected):
     np.testing.assert_allclose(
-        actual[:5], expected[:5], rtol=RELATIVE_ERROR, atol=1e-12
+        actual[:-1], expected[:-1], rtol=RELATIVE_ERROR, atol=1e-12
     )
     assert actual.exact == expected.exact
 

@@ -9,7 +9,8 @@ import pytest
 import wflmc
 from tests.plan_tools import grouped
 from wflmc import channel
-from wflmc.evaluation import exact_ess, exact_w2_sq
+from wflmc.evaluation import exact_ess, exact_spread, exact_w2_sq
+from wflmc.evaluation.clipped_law import forecast, model_of
 
 from ..plan_tools import with_context
 
@@ -94,6 +95,80 @@ def test_ar1():
     assert exact_ess(posterior, plan) == pytest.approx(
         [1 / posterior.L / variance], rel=1e-9
     )
+
+
+def cold_plan(
+    posterior, temperature, step, samples, dynamics="overdamped", friction=3.0
+):
+    """A plan of full noise after a burn-in of a temperature that forgets the start."""
+    step_size = step / posterior.L
+    if dynamics == "kinetic":
+        step_size = step / posterior.L**0.5
+    return wflmc.plan(
+        posterior,
+        wflmc.Link(channel.static()),
+        wflmc.Privacy(),
+        step_size=step_size,
+        burn_in=600,
+        samples=samples,
+        sampler=wflmc.Sampler(
+            burn_in_temperature=temperature,
+            dynamics=dynamics,
+            friction=friction * posterior.L**0.5,
+        ),
+        policy=wflmc.Policy(power="noiseless"),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_ar1_that_warms_up(temperature, samples):
+    """Draws narrower than the posterior are compared with draws of their own law."""
+    posterior = wflmc.gaussian_regression(
+        jax.random.key(5), devices=4, examples=40, dim=1
+    )
+    step = 0.1
+    plan = cold_plan(posterior, temperature, step, samples)
+    eta = step / posterior.L
+    phi = 1 - step
+    lags = np.arange(1, samples + 1)
+    warm = 2 * eta / (1 - phi**2)
+    variances = warm * (1 - (1 - temperature) * phi ** (2 * lags))
+    correlation = phi ** np.abs(np.subtract.outer(lags, lags))
+    earlier = np.minimum.outer(lags, lags) - 1
+    covariance = correlation * variances[earlier]
+    reference = min(1 / posterior.L, variances.mean())
+    assert (reference < 1 / posterior.L) == (temperature < 1)
+    assert exact_ess(posterior, plan) == pytest.approx(
+        [reference / covariance.mean()], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("dynamics", ["overdamped", "kinetic"])
+@pytest.mark.parametrize("step", [0.05, 0.4, 1.0])
+def test_draws_count_for_no_more_than_there_are(posterior, step, dynamics):
+    """However narrow cold burn-in makes them, where they are not antithetic."""
+    for samples in (1, 2, 7):
+        for temperature in (0.0, 0.1, 1.0):
+            plan = cold_plan(posterior, temperature, step, samples, dynamics)
+            ess = exact_ess(posterior, plan)
+            assert np.all(ess <= samples * (1 + 1e-12))
+            of_all = forecast(plan, model_of(plan, posterior))
+            assert of_all.inverse_ess * samples >= 1 - 1e-12
+
+
+def test_a_narrow_draw_counts_as_one(posterior):
+    plan = cold_plan(posterior, 0.0, 0.05, 1)
+    assert exact_spread(posterior, plan).variance_ratio[0] < 0.2
+    assert exact_ess(posterior, plan) == pytest.approx(np.ones(5), rel=1e-12)
+    of_all = forecast(plan, model_of(plan, posterior))
+    assert of_all.inverse_ess == pytest.approx(1.0, rel=1e-9)
+
+
+def test_antithetic_draws_are_worth_more_than_there_are(posterior):
+    """A velocity of little friction swings over to the other side of the mode."""
+    plan = cold_plan(posterior, 1.0, 1.0, 7, dynamics="kinetic", friction=0.3)
+    assert exact_ess(posterior, plan).min() > 8
 
 
 def test_simulated_chains_have_it_and_follow_the_exact_law(posterior):

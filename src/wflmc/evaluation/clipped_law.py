@@ -42,8 +42,15 @@ class ChainForecast(NamedTuple):
     scaled_w2_sq: float
     """The mean over directions of W2² along them, in the posterior's variance of each:
     all directions have equal weight."""
+    narrow_w2_sq: float
+    """What is left of `scaled_w2_sq` if only directions count along which draws are
+    narrower than the posterior, and means do not."""
+    wide_w2_sq: float
+    """The same of directions along which draws are wider."""
     inverse_ess: float
-    """The variance of one chain's mean over its draws: 1/ESS."""
+    """1/ESS of one chain, all directions together: the variance of the mean of its
+    draws, over that of a draw from the posterior, or of one from the chain where that
+    is smaller. It is infinite for a chain that never moves."""
     clip_rate: float
     """The fraction of devices and rounds whose typical gradient is clipped."""
     fraction_left: float
@@ -234,6 +241,10 @@ class _RoundSummaries(NamedTuple):
     """Summed over directions."""
     scaled_w2_sq: Array
     """The same in the posterior's variance of each direction."""
+    narrow_w2_sq: Array
+    """Of that, what directions add along which draws are too narrow."""
+    wide_w2_sq: Array
+    """Of that, what directions add along which draws are too wide."""
     clip_rate: Array
     """The fraction of the devices whose gradient is clipped."""
     fraction_left: Array
@@ -264,6 +275,8 @@ class _Summary:
         self.sum_variance = 0.0
         """Variance of the sum of a chain's draws, added up over all directions:
         `forecast` makes the ESS of it."""
+        self.draw_variance = 0.0
+        """Variance of a draw, added up over all directions and draws."""
 
     def add(self, window: Window) -> None:
         """Take the next window into account.
@@ -290,14 +303,21 @@ class _Summary:
         posterior_std = groups.precision**-0.5
         std_error = np.sqrt(variance) - posterior_std[:, None]
         std_error_sq = groups.sizes[:, None] * std_error**2
+        is_narrow = std_error < 0
+        narrow_error_sq = np.where(is_narrow, std_error_sq, 0.0)
+        # Where a chain diverges, errors may be nan: such a chain is wide.
+        wide_error_sq = np.where(is_narrow, 0.0, std_error_sq)
         scaled_mean_sq = self.rounds.precision @ mean_sq
         scaled_std_error_sq = groups.precision @ std_error_sq
+        self.draw_variance += float(groups.sizes @ variance.sum(-1))
         is_cut = window.left.is_cut[:, first:]
         devices_left = window.left.devices[:, first:]
         examples_left = window.left.examples[first:]
         summaries = _RoundSummaries(
             w2_sq=mean_sq.sum(0) + std_error_sq.sum(0),
             scaled_w2_sq=scaled_mean_sq + scaled_std_error_sq,
+            narrow_w2_sq=groups.precision @ narrow_error_sq,
+            wide_w2_sq=groups.precision @ wide_error_sq,
             clip_rate=is_cut.mean(0),
             fraction_left=examples_left * devices_left.mean(0),
         )
@@ -347,11 +367,18 @@ class _Summary:
 
         w2_sq = summary(rounds.w2_sq)
         scaled_w2_sq = summary(rounds.scaled_w2_sq)
+        narrow_w2_sq = summary(rounds.narrow_w2_sq)
+        wide_w2_sq = summary(rounds.wide_w2_sq)
         variance_of_mean = float(_nan_as_infinite(self.sum_variance)) / draws**2
+        draw_variance = float(_nan_as_infinite(self.draw_variance)) / draws
+        narrower = min(posterior_variance, draw_variance)
+        inverse_ess = variance_of_mean / narrower if narrower > 0 else np.inf
         return ChainForecast(
             w2_sq=w2_sq / posterior_variance,
             scaled_w2_sq=scaled_w2_sq / precision.size,
-            inverse_ess=variance_of_mean / posterior_variance,
+            narrow_w2_sq=narrow_w2_sq / precision.size,
+            wide_w2_sq=wide_w2_sq / precision.size,
+            inverse_ess=inverse_ess,
             clip_rate=float(rounds.clip_rate.mean()),
             fraction_left=float(rounds.fraction_left.mean()),
             exact=self.smallest_left > UNCLIPPED_FRACTION,

@@ -270,38 +270,54 @@ def exact_ess(
 ) -> Array:
     """Return the effective sample size of one chain's rounds after burn-in, exactly.
 
-    It is Σ_ii/V_i: the posterior's variance of a parameter over that of the mean of its
-    S_u samples. So many independent draws from the posterior have a mean that spreads
-    as little. V_i is over repetitions of the whole chain, its start included, hence
-    what all samples have in common counts as if it were one. Like `exact_w2_sq`, it
-    ignores clipping.
+    It is min(Σ_ii, C_i)/V_i. Here V_i is the variance of the mean of a chain's S_u
+    draws, Σ_ii the posterior's variance of a parameter, and C_i that of a draw, mean
+    over the S_u draws. So many independent draws have a mean that spreads as little,
+    if they are from the posterior, or from the chain's own law where that is narrower.
+    Narrow draws, as after burn-in that is too cold, would otherwise count for more than
+    there are of them. It exceeds S_u only where the covariances between draws add up to
+    less than 0: kinetic dynamics of little friction swing around the mode.
+
+    Variances are over repetitions of the whole chain, its start included, hence what
+    all draws have in common counts as if it were one. Like `exact_w2_sq`, it ignores
+    clipping.
 
     Args:
         posterior: whose law is known, such as a `GaussianPosterior`.
-        plan: one, or several (one per channel realization), over which V_i is averaged.
-        bias: add the squared bias of that mean to its variance: so many draws have a
-            mean that errs as little.
+        plan: one, or several (one per channel realization), over which C_i and V_i are
+            averaged.
+        bias: add the squared bias of the mean to its variance V_i.
 
     Returns:
-        The effective sample size of every parameter, [m]; 0 where the chain diverges.
+        The effective sample size of every parameter, [m]; 0 where the chain diverges,
+        or never moves from one point.
 
     Raises:
         InputError: for a model whose law is not known.
     """
     law_of_model = _require_law(posterior)
-    errors = []
+    draw_variances = []
+    mean_variances = []
     for plan_of_chain in _as_list(plan):
         chain = law_of_model.chain(plan_of_chain.motion)
         noise = plan_of_chain.noise_variance
         burn_in = plan_of_chain.burn_in
-        error = chain.variance_of_mean(noise, burn_in)
+        law = chain.law(noise)
+        mean_variance = chain.variance_of_mean(noise, burn_in)
         if bias:
-            mean = chain.law(noise).mean[burn_in:].mean(0)
-            error = error + (mean - law_of_model.exact.mean) ** 2
-        errors.append(error)
-    variance = np.mean(errors, axis=0)
-    ess = np.diagonal(law_of_model.exact.covariance) / variance
-    return np.where(np.isfinite(variance), ess, 0.0)
+            mean = law.mean[burn_in:].mean(0)
+            mean_variance = mean_variance + (mean - law_of_model.exact.mean) ** 2
+        covariances = law.covariance[burn_in:]
+        # Variances of a chain that diverges may overflow in a sum.
+        with np.errstate(over="ignore", invalid="ignore"):
+            draw_variance = np.diagonal(covariances, axis1=1, axis2=2).mean(0)
+        draw_variances.append(draw_variance)
+        mean_variances.append(mean_variance)
+    variance = np.mean(mean_variances, axis=0)
+    posterior_variance = np.diagonal(law_of_model.exact.covariance)
+    narrower = np.fmin(posterior_variance, np.mean(draw_variances, axis=0))
+    has_ess = np.isfinite(variance) & (variance > 0)
+    return np.divide(narrower, variance, out=np.zeros_like(variance), where=has_ess)
 
 
 def _moments(theta: Array, counts: Array) -> Gaussian:
