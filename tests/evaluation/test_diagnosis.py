@@ -25,6 +25,7 @@ from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, validate
 from wflmc.scenario.coverage import data_notices
 from wflmc.scenario.schema import with_values
+from wflmc.support.notices import NoticeCode
 
 from ..conftest import FULL
 from ..error_tools import codes_of
@@ -551,6 +552,95 @@ def test_cold_burn_in_is_not_taken_for_long_steps(dynamics):
     assert first.cause == "burn-in too cold"
     assert first.change.values == {"sampler.burn_in_temperature": 1.0}
     assert first.change.expected.after < 0.1 * first.change.expected.before
+
+
+COLD = {
+    "posterior": {"devices": 30},
+    "link": {"fading": "static", "power": 1e-4, "snr_db": 60.0},
+    "privacy": {"epsilon": 5000.0, "delta": 0.01, "clip": 30.0},
+    "sampler": {"burn_in": 50, "samples": 1, "step_size": "0.4/(mu+L)"},
+    "policy": {"power": "equal"},
+}
+"""One draw after a burn-in whose last rounds a step does not forget."""
+
+
+def diagnosed(changes):
+    """The plan of COLD with changes, its forecast, and its causes."""
+    scenario = of(COLD, changes)
+    inputs = build(scenario)
+    plan = make_plan(scenario, inputs)
+    causes = diagnose_plan(PlanSource(scenario, inputs), plan)
+    return plan, forecast(plan, model_of(plan, inputs.posterior)), causes
+
+
+def test_long_steps_are_not_blamed_for_narrow_draws():
+    """With full noise W2² would be larger still, as the steps of burn-in are long."""
+    plan, actual, causes = diagnosed(
+        {"sampler.burn_in_temperature": 0.1, "sampler.step_schedule": "planned"}
+    )
+    assert plan.step_size.max() > 4 * plan.step_size[-1]
+    assert actual.scaled_w2_sq == pytest.approx(0.073, abs=0.002)
+    assert actual.narrow_w2_sq == pytest.approx(actual.scaled_w2_sq, rel=1e-3)
+    assert actual.wide_w2_sq == 0
+    assert [cause["cause"] for cause in causes] == ["burn-in too cold"]
+    assert causes[0]["cost"] == pytest.approx(actual.scaled_w2_sq)
+    change = causes[0]["change"]
+    assert (change["key"], change["direction"]) == (
+        "sampler.burn_in_temperature",
+        "up",
+    )
+    assert change["expected"]["after"] < 0.1 * change["expected"]["before"]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "planned"])
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 0.8, 1.0])
+def test_draws_that_a_notice_calls_narrow_stand_out(temperature, schedule):
+    """Also where W2² is small enough for good samples."""
+    plan, actual, causes = diagnosed(
+        {
+            "sampler.burn_in_temperature": temperature,
+            "sampler.step_schedule": schedule,
+        }
+    )
+    assert actual.scaled_w2_sq < 0.05
+    has_notice = NoticeCode.COLD_DRAWS in codes_of(plan)
+    assert has_notice == (temperature < 0.75)
+    names = ["burn-in too cold"] if has_notice else []
+    assert [cause["cause"] for cause in causes] == names
+    if (temperature, schedule) == (0.3, "constant"):
+        assert causes[0]["change"]["value"] == 1
+
+
+@pytest.mark.parametrize(("temperature", "percent"), [(0.0, "0%"), (0.1, "10%")])
+def test_the_evidence_of_cold_is_the_noise_of_burn_in(temperature, percent):
+    _, _, causes = diagnosed(
+        {"sampler.burn_in_temperature": temperature, "policy.power": "noiseless"}
+    )
+    assert f" {percent} " in causes[0]["evidence"]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_steps_that_are_too_long_are_named_though_burn_in_is_cold(temperature):
+    """They cost no more than the whole error, which cold burn-in has made smaller."""
+    _, actual, causes = diagnosed(
+        {
+            "sampler.burn_in_temperature": temperature,
+            "sampler.step_size": "1.9/(mu+L)",
+            "policy.power": "noiseless",
+        }
+    )
+    assert actual.scaled_w2_sq > 0.05
+    assert [cause["cause"] for cause in causes] == ["step size too large"]
+    assert causes[0]["cost"] == pytest.approx(actual.scaled_w2_sq, rel=0.01)
+
+
+def test_the_longest_of_several_steps_is_named():
+    first = "1.9/(mu+L)*(1-0.9*(s>S_b))"
+    plan, _, causes = diagnosed(
+        {"sampler.step_size": first, "policy.power": "noiseless"}
+    )
+    assert causes[0]["cause"] == "step size too large"
+    assert f"{plan.step_size[0]:.3g}" in causes[0]["evidence"]
 
 
 @pytest.mark.parametrize(("clip", "times"), [(3.0, 0.4), (30.0, 1.0)])

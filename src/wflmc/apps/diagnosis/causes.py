@@ -17,6 +17,7 @@ from wflmc.apps.diagnosis.search import (
     NO_CHANGES,
     ChangeSearch,
     Diagnosed,
+    is_uniform,
     rounded,
 )
 from wflmc.apps.diagnosis.values import (
@@ -41,6 +42,7 @@ from wflmc.planning.options import DEFAULT_POLICY, DEFAULT_SAMPLER
 from wflmc.planning.solvers.closed_form import LIMITS, POLICY, POWER
 from wflmc.posterior import GaussianPosterior, Posterior, SoftmaxPosterior
 from wflmc.privacy import Privacy
+from wflmc.support.notices import NoticeCode
 
 MAX_INVERSE_ESS = 0.1
 """1/ESS of one chain above which its draws are too few."""
@@ -179,28 +181,36 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     """Return what each cause costs, the largest first; too few draws come last.
 
     Where the error is large, a cause costs what the forecast gains without it: without
-    noise in excess of what sampling needs, without less than that in burn-in, without
-    clipping, or from a start at the posterior. The step costs the error that is left
-    without all four. Too few draws are measured in another unit, 1/ESS, and so cannot
-    be ranked with the others.
+    noise in excess of what sampling needs, without clipping, or from a start at the
+    posterior. The step costs what it alone spreads samples too widely, but no more than
+    they are spread. Burn-in that is too cold has a cost of its own (`_cost_of_cold`),
+    and counts also where the error is small but a notice says that draws are narrow.
+    Too few draws are measured in another unit, 1/ESS, and so cannot be ranked with the
+    others.
     """
     plan = diagnosed.plan
     model = diagnosed.model
     actual = diagnosed.forecast
     ideal = forecast(plan, model, clipping=False, excess=False, cold=False, start=False)
+    has_large_error = actual.scaled_w2_sq >= GOOD_W2_SQ
     costs: list[_Cost] = []
-    if actual.scaled_w2_sq >= GOOD_W2_SQ:
+    if has_large_error:
         without = {
             "noise": forecast(plan, model, excess=False),
-            "cold": forecast(plan, model, cold=False),
             "clipping": forecast(plan, model, clipping=False),
             "start": forecast(plan, model, start=False),
         }
         for kind, counterfactual in without.items():
             costs.append(_Cost(kind, _difference(actual, counterfactual)))
-        costs.append(_Cost("step", ideal.scaled_w2_sq))
+        costs.append(_Cost("step", min(ideal.wide_w2_sq, actual.wide_w2_sq)))
     threshold = LEAST_SHARE_OF_ERROR * actual.scaled_w2_sq
     large = [item for item in costs if item.cost >= threshold]
+    # Users read this notice beside the diagnosis, which must not contradict it.
+    has_notice = NoticeCode.COLD_DRAWS in [notice.code for notice in plan.notices]
+    if has_large_error or has_notice:
+        cold = _Cost("cold", _cost_of_cold(diagnosed))
+        if cold.cost > (0.0 if has_notice else threshold):
+            large.append(cold)
     large.sort(key=lambda item: -item.cost)
     has_several_draws = len(plan.rounds) - plan.burn_in > 1
     has_few_independent = ideal.inverse_ess > MAX_INVERSE_ESS
@@ -209,6 +219,19 @@ def _costs(diagnosed: Diagnosed) -> list[_Cost]:
     if has_several_draws and has_few_independent and is_usable:
         large.append(_Cost("draws", ideal.inverse_ess))
     return large
+
+
+def _cost_of_cold(diagnosed: Diagnosed) -> float:
+    """Return what burn-in with less noise than sampling needs costs.
+
+    It is the W2² of directions in which draws are narrower than the posterior, less
+    that without cold. Directions in which they would then be wider do not count: an
+    overdamped round with all its noise takes a variance v to (1 − ηλ)² v + 2η, which is
+    above 1/λ if v is, so that the width is of long steps.
+    """
+    actual = diagnosed.forecast
+    warm = forecast(diagnosed.plan, diagnosed.model, cold=False)
+    return actual.narrow_w2_sq - warm.narrow_w2_sq
 
 
 def _difference(actual: ChainForecast, counterfactual: ChainForecast) -> float:
@@ -230,9 +253,7 @@ def _evidence(
     if kind == "noise":
         return _noise_evidence(plan)
     if kind == "cold":
-        ratio = float((plan.noise_variance / plan.langevin_noise).min())
-        text = f"its rounds have as little as {ratio:.2g} times a kept round's noise"
-        return _Evidence("burn-in too cold", text)
+        return _cold_evidence(plan)
     if kind == "clipping":
         at_posterior = forecast(plan, diagnosed.model, excess=False, start=False)
         left = f"at the posterior {at_posterior.fraction_left:.0%} would be left"
@@ -244,11 +265,30 @@ def _evidence(
         text = f"after {plan.burn_in} rounds {distance}"
         return _Evidence("start not forgotten", text)
     if kind == "step":
-        text = f"step_size = {plan.step_size[-1]:.3g} alone spreads samples too widely"
+        text = f"{_step_sizes(plan)} alone spreads samples too widely"
         return _Evidence("step size too large", text)
     draws = f"{len(plan.rounds) - plan.burn_in} draws of a chain"
     text = f"{draws} are worth {1 / cost:.2g} independent ones{rhat}"
     return _Evidence(TOO_FEW_DRAWS, text)
+
+
+def _cold_evidence(plan: Plan) -> _Evidence:
+    """Return the name of burn-in that is too cold, and how much noise it has."""
+    ratio = plan.noise_variance / plan.langevin_noise
+    # A plan has a tiny ratio where burn-in has no noise.
+    percent = round(100 * float(ratio[: plan.burn_in].min()), 1)
+    narrow = "draws are narrower than the posterior in some direction"
+    noise = f"as little as {percent:g}% of the noise that sampling needs"
+    return _Evidence("burn-in too cold", f"{narrow}; its rounds have {noise}")
+
+
+def _step_sizes(plan: Plan) -> str:
+    """Return the step size, or the range of several, as the subject of a sentence."""
+    smallest = float(plan.step_size.min())
+    largest = float(plan.step_size.max())
+    if is_uniform(plan.step_size):
+        return f"step_size = {largest:.3g}"
+    return f"a step size between {smallest:.3g} and {largest:.3g}"
 
 
 def _noise_evidence(plan: Plan) -> _Evidence:

@@ -167,9 +167,11 @@ class ChangeSearch:
 
         Returns:
             The change, and a free alternative where it costs privacy or power. There is
-            none where samples are good already or the plan is too large.
+            none where the plan is too large. Where W2² is good already, there is one
+            only against draws that are too few, or too narrow by cold burn-in.
         """
-        is_good_already = kind != "draws" and self.base.scaled_w2_sq < GOOD_W2_SQ
+        needs_large_error = kind not in ("draws", "cold")
+        is_good_already = needs_large_error and self.base.scaled_w2_sq < GOOD_W2_SQ
         if is_good_already or self.diagnosed.is_too_large:
             return NO_CHANGES
         best = self._best_of(kind)
@@ -294,7 +296,8 @@ class ChangeSearch:
             total_before = base.w2_sq + base.inverse_ess
             total_after = changed.w2_sq + changed.inverse_ess
             helps = changed.w2_sq < base.w2_sq
-            # Cold burn-in makes 1/ESS too small, as draws are too near to one another.
+            # Cold burn-in makes 1/ESS too small: draws have little of the start's
+            # variance in common.
             if kind != "cold":
                 helps = helps and total_after < total_before
         if not helps or after >= LARGEST_FRACTION_LEFT * before:
@@ -384,9 +387,19 @@ class ChangeSearch:
         if key == "sampler.init" and plan.init == "prior":
             return [Change(key, "zero", "to")]
         if key == "sampler.burn_in_temperature":
-            present = self.replanner.request.sampler.burn_in_temperature
-            return [Change(key, 1.0, "up")] if present < 1 else []
+            return self._temperature_candidates()
         return []
+
+    def _temperature_candidates(self) -> Sequence[Change]:
+        """Return the paper's temperature of burn-in, and one halfway to it.
+
+        The paper's is preferred, but may be too warm for steps that were planned for a
+        lower one.
+        """
+        key = "sampler.burn_in_temperature"
+        present = self.replanner.request.sampler.burn_in_temperature
+        values = [1.0, rounded((1 + present) / 2)]
+        return [Change(key, value, "up") for value in values if value > present]
 
     def _privacy_candidates(self, key: str) -> Sequence[Change]:
         if key == "privacy.clip":
