@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from wflmc.apps.diagnosis.inverse import InverseQuestion, solve_for
 from wflmc.runs.planning import make_plan
 from wflmc.scenario import build, load_scenario
 
@@ -129,6 +130,98 @@ def test_solve_for_what_cannot_be_reached(call, scenario):
         code, _, err = call("plan", scenario, *arguments)
         assert code == 2
         assert names_key(err, key)
+
+
+COLD = ["sampler.burn_in_temperature=0.05"]
+NARROW_START = [
+    "posterior.examples=10",
+    "posterior.prior_std=0.2",
+    "posterior.dim=20",
+    "posterior.devices=5",
+    "sampler.init=zero",
+    "sampler.burn_in=5",
+]
+"""A chain that has not yet reached the width of its posterior."""
+
+
+def metric_at(path, overrides, metric):
+    """The worst bound or exact W2² of a scenario's kept rounds."""
+    scenario = load_scenario(path, overrides)
+    inputs = build(scenario)
+    plan = make_plan(scenario, inputs)
+    rounds = (
+        plan.bound
+        if metric == "bound"
+        else wflmc.evaluation.exact_w2_sq(inputs.posterior, plan)
+    )
+    return max(rounds[plan.burn_in :])
+
+
+@pytest.mark.parametrize(
+    ("key", "metric", "target", "values", "overrides"),
+    [
+        ("link.snr_db", "exact", 3e-4, (20, 22, 60), [*COLD, "policy.power=no-dp"]),
+        ("link.snr_db", "bound", 0.06, (20, 22, 60), [*COLD, "policy.power=no-dp"]),
+        (
+            "privacy.epsilon",
+            "exact",
+            3e-4,
+            (12, 18, 1000),
+            [*COLD, "policy.power=equal", "link.snr_db=60"],
+        ),
+        # Narrower than the steps of the search.
+        ("link.snr_db", "exact", 2e-7, (22, 22.6, 60), [*COLD, "policy.power=no-dp"]),
+        # The exact law may be hurt by more power at temperature 1 too.
+        (
+            "privacy.epsilon",
+            "exact",
+            0.09,
+            (25, 32, 60),
+            [*NARROW_START, "policy.power=equal", "link.snr_db=40"],
+        ),
+    ],
+)
+def test_solve_for_where_more_is_worse(
+    plan_of, scenario, key, metric, target, values, overrides
+):
+    """The value before a dip misses the target, as that behind it does; the dip's edge is found."""
+
+    def measure(value):
+        return metric_at(scenario, [*overrides, f"{key}={value}"], metric)
+
+    before, inside, behind = values
+    assert measure(before) > target
+    assert measure(inside) <= target
+    assert measure(behind) > target
+    question = ("--metric", metric, "--solve-for", key, "--target", target)
+    answer = plan_of(scenario, *with_set(overrides), *question)["solve_for"]
+    assert answer["reachable"]
+    assert before < answer["value"] <= inside
+    assert measure(answer["value"]) == pytest.approx(answer["reached"])
+    assert answer["reached"] <= target
+    assert measure(answer["value"] * (1 - 1e-5)) > target
+
+
+def test_solve_for_comes_near_the_bottom_of_a_dip(call, scenario):
+    overrides = [*COLD, "policy.power=no-dp"]
+    question = ("--metric", "exact", "--solve-for", "link.snr_db", "--target", "1e-9")
+    arguments = (*with_set(overrides), *question, "--json")
+    code, out, _ = call("plan", scenario, *arguments)
+    answer = strict(out)["solve_for"]
+    assert (code, answer["reachable"], answer["value"]) == (1, False, None)
+    assert answer["best_at"] == pytest.approx(22.6, abs=0.1)
+    assert answer["reached"] == pytest.approx(1e-7, rel=0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_solve_for_makes_few_plans_where_more_is_never_worse(scenario, temperature):
+    """Plans that minimize the bound are bisected; two show that none reaches the target."""
+    overrides = [*FADING, f"sampler.burn_in_temperature={temperature}"]
+    for target, limit in ((0.4, 30), (1e-6, 2)):
+        counts = []
+        question = InverseQuestion("link.snr_db", target, "bound", "own")
+        solve_for(load_scenario(scenario, overrides), question, counts.append)
+        assert max(counts) <= limit
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wflmc.evaluation import exact_w2_sq
 from wflmc.planning import policy_named
@@ -28,6 +32,9 @@ SEARCH_RANGES = {
 """Keys to solve for, and where to search."""
 SEARCH_TOLERANCE = 1e-6
 """Relative, of an SNR or ε that was searched for."""
+SCAN_COUNTS = (101, 11, 11, 11)
+"""How many values of an SNR or ε are tried where more may be worse: every 4 dB or 26 %,
+and then three times around the best so far, down to 0.03 dB or 0.2 %."""
 MAX_ROUNDS_ONE_BY_ONE = 128
 """Rounds of burn-in up to which every number is tried; beyond, in steps of 2 %."""
 KEYS_THAT_MAY_RULE_OUT = ("policy.max_round_noise", "link.gains")
@@ -35,6 +42,8 @@ KEYS_THAT_MAY_RULE_OUT = ("policy.max_round_noise", "link.gains")
 
 Metric = Callable[[float], float]
 """W2² of the plan with a value of the key; infinite where there is no such plan."""
+Grid = Callable[[float, float, int], NDArray[np.float64]]
+"""`np.linspace` or `np.geomspace`."""
 
 
 class InverseQuestion(NamedTuple):
@@ -57,7 +66,7 @@ class InverseAnswer(NamedTuple):
     metric: str
     target: float
     value: float | int | None
-    """The smallest value that reaches the target; None where none was found."""
+    """The smallest value found that reaches the target; None where none was found."""
     reached: float
     """The metric at `best_at`."""
     best_at: float | int
@@ -159,10 +168,14 @@ def solve_for(
 ) -> Solved:
     """Search the smallest value of a key whose plan is as good as the target.
 
-    For SNR and ε more is never worse at fixed active sets, and bisection finds the edge
-    to 1e-6 of the value. More rounds help until privacy, spread over them, costs more
-    than they gain, and each has its own channel: they are tried one by one up to 128,
-    then in steps of 2 %, and one by one again where the steps find or nearly find it.
+    The edge of an SNR or ε is bisected to 1e-6 of the value. Where more of it may be
+    worse (`_may_rise`), as with cold burn-in, SNRs are first tried every 4 dB and ε
+    every 26 %, upwards, until one reaches the target. A smaller value is missed where
+    the metric reaches the target between two that were tried, and at neither.
+
+    More rounds help until privacy, spread over them, costs more than they gain, and
+    each has its own channel: they are tried one by one up to 128, then in steps of 2 %,
+    and one by one again where the steps find or nearly find it.
 
     Args:
         scenario: to plan.
@@ -188,15 +201,20 @@ def solve_for(
         scenario = settle_burn_in(scenario, inputs)
     metric = _PlanMetric(scenario, inputs, question, progress)
     low, high = SEARCH_RANGES[key]
+    is_ratio = key == "privacy.epsilon"
     best: float
     if metric(low) <= target:
         best = low
     elif key == "sampler.burn_in":
         best = _first_count(int(low), int(high), metric=metric, target=target)
-    elif key == "privacy.epsilon":
-        best = _bisect_ratio(low, high, metric=metric, target=target)
     else:
-        best = _bisect(low, high, metric=metric, target=target)
+        if _may_rise(scenario, question):
+            grid = np.geomspace if is_ratio else np.linspace
+            low, high = _first_interval(
+                low, high, metric=metric, target=target, grid=grid
+            )
+        bisect = _bisect_ratio if is_ratio else _bisect
+        best = bisect(low, high, metric=metric, target=target)
     if metric(best) > target:
         best = metric.best_value()
     is_reachable = metric(best) <= target
@@ -232,6 +250,43 @@ def _check(scenario: Scenario, question: InverseQuestion) -> None:
         (metric == "bound" and is_kinetic, "--metric", metric, law_alone),
         (not is_positive, "--target", question.target, "a finite number above 0"),
     )
+
+
+def _may_rise(scenario: Scenario, question: InverseQuestion) -> bool:
+    """Return whether more SNR or ε may be worse, even at fixed active sets.
+
+    It is never worse where the plan minimizes the metric. Nor is it for the bound of
+    other policies at temperature 1, to which excess noise only adds. Cold burn-in adds
+    to the bound as well, the more the less noise it has. The exact law has a price of
+    too little noise at every temperature: noise helps a chain that starts too narrow.
+    """
+    policy = scenario.policy
+    is_optimal = policy_named(policy.power).optimal
+    if question.metric == "exact":
+        return not (is_optimal and policy.objective == "exact")
+    if is_optimal:
+        return policy.objective not in ("worst", "average")
+    return scenario.sampler.burn_in_temperature < 1
+
+
+def _first_interval(
+    low: float, high: float, *, metric: Metric, target: float, grid: Grid
+) -> tuple[float, float]:
+    """Return two neighbours, of which the second is the first to reach the target.
+
+    Values between `low`, where the target is missed, and `high` are tried upwards.
+    Where none reaches the target, values between the neighbours of the best are tried
+    in the same way, again and again; in the end the second neighbour may miss it too.
+    """
+    for count in SCAN_COUNTS:
+        values = [float(value) for value in grid(low, high, count)]
+        for before, value in pairwise(values):
+            if metric(value) <= target:
+                return before, value
+        best = values.index(min(values, key=metric))
+        low = values[max(best - 1, 0)]
+        high = values[min(best + 1, count - 1)]
+    return low, high
 
 
 def _bisect(low: float, high: float, *, metric: Metric, target: float) -> float:
