@@ -30,7 +30,7 @@ CHOSEN_BY_EXACT = (
 )
 MAX_PLANS_FOR_BURN_IN = 330
 """Plans that a search for the number of burn-in rounds makes at most, for its bar."""
-MAX_PLANS_FOR_VALUE = 60
+MAX_PLANS_FOR_VALUE = 150
 """Plans that a search for an SNR or ε makes at most, for its bar."""
 
 
