@@ -6,6 +6,8 @@ gradient. It asks for an answer there: with one of two neighbouring data sets it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,8 @@ from wflmc import channel
 from wflmc.apps.federation.device import Device
 from wflmc.apps.federation.job import make_job
 from wflmc.apps.federation.messages import RoundRequest
+from wflmc.sums import softmax as softmax_sums
+from wflmc.sums import softmax_classes, softmax_rows
 from wflmc.support.errors import SamplingError
 
 from ..error_tools import raises_input_error
@@ -103,3 +107,114 @@ def test_a_device_answers_for_no_theta_that_may_overflow():
     )
     with raises_input_error("data", "1e+09"):
         Device(wide, job.terms(0))
+
+
+LARGEST = 1e9
+"""The largest number that a device accepts in its data, and in θ."""
+ROWS = {"short": (1, 8), "whole": (9, 100), "in steps": (300, 2100)}
+"""Rows per device, two for each layout on CPUs."""
+THETAS = np.array(
+    [[3.1, 7.3, 5.7], [-7.9, 1.3, 7.1], [9.9e8, -3.3e8, 9.7e8], [3e-9, 7e8, 1.0]]
+)
+"""θ of four chains and three classes, of one feature."""
+CLIP = 1e4
+EXAMPLE_CLIP = 1.0
+
+
+def classes_of_extremes(rows, dim, first, label=0):
+    """A softmax model of one device of all rows, the first of which the attacker replaces."""
+    features = np.ones((rows, dim))
+    features[1::3] = LARGEST
+    features[2::3] = -LARGEST / 3
+    features[0] = first
+    labels = np.arange(rows) % 3
+    labels[0] = label
+    return wflmc.softmax_regression(
+        jax.random.key(0), 1, X=features, y=labels, classes=3, partition="blocks"
+    )
+
+
+def change_of_classes(rows, dim, unit, chain_sums):
+    """Return the largest change of a sum over what is paid for; nan where one is not finite."""
+    theta = np.repeat(THETAS, dim, axis=1).astype(np.float32)
+    clip = np.full(1, CLIP)
+    limit = np.full(1, EXAMPLE_CLIP if unit == "record" else np.inf)
+    sums = []
+    for first, label in ((1.0, 0), (-LARGEST, 0), (LARGEST, 2), (0.0, 1)):
+        posterior = classes_of_extremes(rows, dim, first, label)
+        divisor = 1 + posterior.rounding(clip, limit).total
+        ready = posterior.on_accelerator(len(theta), 2.0**28, unit == "record")
+        total = chain_sums(
+            ready,
+            theta,
+            np.float32(clip / divisor),
+            np.float32(limit / divisor) if unit == "record" else None,
+        )
+        sums.append(total.double)
+    changes = np.linalg.norm(np.array(sums)[1:] - sums[0], axis=2)
+    return np.max(changes) / (2 * min(CLIP, float(limit[0])))
+
+
+def unrounded(posterior, theta, clip, example_clip):
+    def of_chain(place):
+        return posterior.unrounded_sum(
+            place, np.ones(1, np.float32), clip, example_clip=example_clip
+        ).total
+
+    return jax.vmap(of_chain)(theta)
+
+
+chain_sums = jax.jit(unrounded)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("unit", ["device", "record"])
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("layout", ROWS)
+def test_sums_of_classes_are_finite_for_all_that_devices_accept(
+    layout, dim, unit, backend, monkeypatch
+):
+    """One feature's logits are no matrix product, and XLA may compute each twice."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    for rows in ROWS[layout]:
+        assert change_of_classes(rows, dim, unit, chain_sums) <= 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("rows", [5, 50, 300])
+def test_a_row_without_residuals_adds_nothing(rows, backend, monkeypatch):
+    """Where logits are computed twice after all, records are still read one by one."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    jax.clear_caches()
+    for module in (softmax_sums, softmax_classes, softmax_rows):
+        monkeypatch.setattr(module, "hold_logits", lambda products, dim: products)
+    without_hold = jax.jit(lambda *arguments: unrounded(*arguments))
+    assert change_of_classes(rows, 1, "record", without_hold) <= 1
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("rows", [5, 50, 300])
+def test_a_record_moves_an_answer_by_its_clip_at_most(rows, dim):
+    """The server chooses θ; without noise, as here, an answer is the sum of the device."""
+    first = classes_of_extremes(rows, dim, 1.0)
+    link = wflmc.Link(channel.static(), snr_db=60)
+    privacy = wflmc.Privacy(1, 1e-5, CLIP, unit="record", example_clip=EXAMPLE_CLIP)
+    plan = wflmc.plan(first, link, privacy, step_size=1e-3, burn_in=1, samples=1)
+    job = make_job(jax.random.key(1), first, link, plan)
+    for theta in np.repeat(THETAS, dim, axis=1):
+        ask = RoundRequest(
+            0,
+            0,
+            np.float32(theta[None]),
+            float(job.gain[0, 0]),
+            float(job.channel_estimates[0, 0]),
+        )
+        answers = []
+        for value in (1.0, -LARGEST):
+            posterior = classes_of_extremes(rows, dim, value)
+            device = Device(posterior.device(0), replace(job.terms(0), simulated=True))
+            answers.append(device.answer(ask)[0].astype(float))
+        amplitude = job.gain[0, 0] / job.channel_estimates[0, 0]
+        change = np.linalg.norm(np.subtract(*answers)) / amplitude
+        assert change <= 2 * EXAMPLE_CLIP * (1 + 1e-6 * CLIP)

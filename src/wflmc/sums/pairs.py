@@ -75,8 +75,8 @@ def two_sum(a: jax.Array, b: jax.Array) -> Pair:
     Returns:
         The pair (h, l).
     """
-    a = _computed_once(a)
-    b = _computed_once(b)
+    a = computed_once(a)
+    b = computed_once(b)
     high = a + b
     part = high - a
     low = (a - (high - part)) + (b - part)
@@ -116,8 +116,8 @@ def times(factor: jax.Array, value: Pair) -> Pair:
     factor = jnp.asarray(factor, value.high.dtype)
     if value.high.dtype != jnp.float32:
         return Pair(factor * value.high, factor * value.low)
-    a = _halves(_computed_once(factor))
-    b = _halves(_computed_once(value.high))
+    a = _halves(computed_once(factor))
+    b = _halves(computed_once(value.high))
     cross = two_sum(a.high * b.low, a.low * b.high)
     remainder = cross.low + (a.low * b.low + factor * value.low)
     return plus(as_pair(a.high * b.high), two_sum(cross.high, remainder))
@@ -183,7 +183,7 @@ def barrier(partial_sums: Arrays) -> Arrays:
     return hold(partial_sums)
 
 
-def _computed_once(value: jax.Array) -> jax.Array:
+def computed_once(value: jax.Array) -> jax.Array:
     """Return the value itself, rounded once and for all.
 
     A compiler may compute a product again, unrounded, wherever it is added to something

@@ -42,7 +42,7 @@ from wflmc.sums.devices import (
     zero_sum,
 )
 from wflmc.sums.norms import root_of_squares, sum_squares
-from wflmc.sums.pairs import Pair, as_pair, barrier, plus
+from wflmc.sums.pairs import Pair, as_pair, barrier, computed_once, plus
 from wflmc.sums.parts import split_axis
 from wflmc.sums.records import Records, sum_records, sum_steps
 from wflmc.support.errors import without_data
@@ -383,7 +383,9 @@ def clip_residuals(
     r"""Return $r \min(1, c/(\lVert u\rVert\,\lVert r\rVert))$ (Sums, step 3).
 
     The gradient $u\,r^\top$ of a record is then at most c long, but for rounding. Rows
-    whose norm is infinite, as their squares would overflow, get residuals of zero.
+    whose norm is infinite, as their squares would overflow, get residuals of zero. So
+    do rows whose residuals are not finite, which must not show in the sum of all others
+    (step 8).
 
     Args:
         residuals: r[block · n, C, chain].
@@ -394,7 +396,8 @@ def clip_residuals(
         Residuals of records that are clipped.
     """
     lengths = class_norms(residuals, axis=1) * norms.reshape(-1, 1)
-    return residuals * clip_factor(jnp.ones(()), limits, lengths)[:, None]
+    clipped = residuals * clip_factor(jnp.ones(()), limits, lengths)[:, None]
+    return jnp.where(jnp.isfinite(lengths)[:, None], clipped, 0.0)
 
 
 def row_limits(norms: jax.Array, example_clip: jax.Array) -> jax.Array:
@@ -550,14 +553,36 @@ def _columns(common: jax.Array | None, inputs: DeviceInputs, dim: int) -> jax.Ar
 
 def _logits(features: jax.Array, columns: jax.Array) -> jax.Array:
     """Return logits[block · n, C, chain] of features[block, n, d or more]."""
-    added_features = features.shape[-1] - columns.shape[-3]
+    dim = columns.shape[-3]
+    added_features = features.shape[-1] - dim
     if added_features:
         widths = [(0, 0)] * (columns.ndim - 3) + [(0, added_features), (0, 0), (0, 0)]
         columns = jnp.pad(columns, widths)
     if columns.ndim == 4:
         logits = jnp.einsum("knd,kdcx->kncx", features, columns, precision="highest")
-        return logits.reshape(-1, *columns.shape[2:])
-    return product(features.reshape(-1, features.shape[-1]), columns)
+        by_row = logits.reshape(-1, *columns.shape[2:])
+    else:
+        by_row = product(features.reshape(-1, features.shape[-1]), columns)
+    return hold_logits(by_row, dim)
+
+
+def hold_logits(products: jax.Array, dim: int) -> jax.Array:
+    """Return logits of which every use has the same rounded number (Sums, step 8).
+
+    The largest logit of a row is subtracted before exponentials are taken. The product
+    of one feature is a multiplication, which XLA may compute again, unrounded, in that
+    subtraction: the exponent of the largest logit is then not 0 but the rounding of the
+    logit, of which the exponential may overflow. A product of more features is a matrix
+    product, which is computed once, so that nothing has to be held.
+
+    Args:
+        products: of rows and parameters, of any shape.
+        dim: d, the number of features that have parameters.
+
+    Returns:
+        The same numbers.
+    """
+    return computed_once(products) if dim == 1 else products
 
 
 def _device_norms(gradients: jax.Array) -> jax.Array:

@@ -41,7 +41,7 @@ from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
 from wflmc.sums.parts import split_axis
 from wflmc.sums.records import sum_steps
-from wflmc.sums.softmax import Curvature, LabelledRows
+from wflmc.sums.softmax import Curvature, LabelledRows, hold_logits
 
 Total = TypeVar("Total", jax.Array, Pair)
 """A sum over rows: in float32, or as a pair."""
@@ -370,7 +370,9 @@ def clip_residuals(
     r"""Return $r \min(1, c/(\lVert u\rVert\,\lVert r\rVert))$ (Sums, step 3).
 
     The gradient $r\,u^\top$ of a record is then at most c long, but for rounding. Rows
-    whose norm is infinite, as their squares would overflow, get residuals of zero.
+    whose norm is infinite, as their squares would overflow, get residuals of zero. So
+    do rows whose residuals are not finite, which must not show in the sum of all others
+    (step 8).
 
     Args:
         residuals: r[chain, C, n].
@@ -384,7 +386,8 @@ def clip_residuals(
     lengths = root_of_squares(squares, residuals.shape[CLASS_AXIS]) * norms
     # Behind a barrier a row's factor is computed once, not for every class.
     factors = barrier(clip_factor(jnp.ones(()), limits, lengths))
-    return residuals * factors[:, None]
+    usable = jnp.isfinite(lengths)[:, None]
+    return jnp.where(usable, residuals * factors[:, None], 0.0)
 
 
 def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -433,14 +436,15 @@ def _logits(features: jax.Array, parameters: jax.Array) -> jax.Array:
     """Return logits[chain, C, block · rows] of features[block, rows, d]."""
     block, rows, dim = features.shape
     if parameters.ndim == 3:
-        flat = jnp.matmul(
+        logits = jnp.matmul(
             parameters.reshape(-1, dim),
             features.reshape(-1, dim).T,
             precision="highest",
         )
-        return flat.reshape(*parameters.shape[:2], block * rows)
-    logits = jnp.einsum("kxcd,knd->xckn", parameters, features, precision="highest")
-    return logits.reshape(*parameters.shape[1:3], block * rows)
+    else:
+        logits = jnp.einsum("kxcd,knd->xckn", parameters, features, precision="highest")
+    by_row = logits.reshape(*parameters.shape[-3:-1], block * rows)
+    return hold_logits(by_row, dim)
 
 
 def _weighted_rows(residuals: jax.Array, features: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ from wflmc.sums.lattices import lattice_parts, lattice_sum, sum_parts
 from wflmc.sums.norms import root_of_squares
 from wflmc.sums.pairs import Pair, barrier, plus, times
 from wflmc.sums.parts import part_size
-from wflmc.sums.softmax import Curvature, LabelledRows
+from wflmc.sums.softmax import Curvature, LabelledRows, hold_logits
 from wflmc.sums.softmax_classes import (
     CLASS_AXIS,
     PARAMETER_AXES,
@@ -517,7 +517,7 @@ def _product_with_rows(parameters: jax.Array, block: ShortDevices) -> jax.Array:
     dim = parameters.shape[-1]
     rows = block.features.reshape(-1, dim)
     flat = jnp.matmul(parameters.reshape(-1, dim), rows.T, precision="highest")
-    return flat.reshape(*parameters.shape[:2], -1)
+    return hold_logits(flat.reshape(*parameters.shape[:2], -1), dim)
 
 
 def _factor_of_rows(factors: jax.Array, block: ShortDevices) -> jax.Array:

@@ -250,7 +250,9 @@ class Device:
             self._thresholds.example if self._by_example else None,
             keys,
         ).double
-        # Whether a gradient is finite is private; zero is within any clip.
+        # Whether a gradient is finite is private, and nothing would hide a refusal. Zero
+        # is within ℓ. It is not within c of another sum, but records that are clipped
+        # one by one cannot make a sum that is not finite (Sums, step 8).
         finite_gradient = np.where(np.isfinite(gradient), gradient, 0.0)
         signal = self._precoder(request) * finite_gradient
         if self.terms.share:
