@@ -120,6 +120,9 @@ def block_size(
 ) -> int:
     """Return how many devices to take at a time: equal blocks, as few as memory allows.
 
+    A block of more than 128 devices is a multiple of the parts that `add_devices` cuts
+    it into, which then need no filling up.
+
     Args:
         devices: K.
         bytes_per_device: working memory that a device needs.
@@ -129,14 +132,23 @@ def block_size(
         largest: devices of a block, by the proof.
 
     Returns:
-        Devices of a block.
+        Devices of a block: at most K, at most `largest`, and no more than `limit`
+        allows, but at least one.
     """
     if jax.default_backend() == "cpu":
         limit = min(limit, max(CPU_CACHE_BYTES, theta_bytes))
     affordable = limit // max(1.0, bytes_per_device)
     largest = int(np.clip(affordable, 1, min(devices, largest)))
-    size = -(-devices // -(-devices // largest))
-    # `add_devices` cuts a block into parts, which then need no filling up.
+    blocks = -(-devices // largest)
+    size = _whole_parts(-(-devices // blocks))
+    while size > largest:
+        blocks += 1
+        size = _whole_parts(-(-devices // blocks))
+    return size
+
+
+def _whole_parts(size: int) -> int:
+    """Return a size of blocks that is a multiple of their parts; not smaller."""
     part = part_size(size, DEVICES_PER_FLOAT32_SUM)
     return -(-size // part) * part
 
@@ -161,7 +173,7 @@ def scan_blocks(
     Returns:
         The sum, and the devices' numbers [chain, K].
     """
-    body = _scan_body(add, blocks)
+    body = _scan_body(add, blocks, inputs.theta)
     scanned = _scanned(blocks, inputs)
     total, numbers = jax.lax.scan(body, start, scanned)
     return total, _by_device(numbers, inputs)
@@ -218,12 +230,12 @@ def scan_groups(
     Returns:
         The sum, and the devices' numbers [chain, K].
     """
-    body = _scan_body(add, blocks)
+    body = _scan_body(add, blocks, inputs.theta)
     scanned = _scanned(blocks, inputs)
 
     def add_group(
         total: Sum,
-        part: tuple[Blocks, DeviceInputs],
+        part: tuple[Blocks, DeviceInputs, jax.Array],
     ) -> tuple[Sum, jax.Array]:
         group_sum, numbers = jax.lax.scan(body, group_start, part)
         return Sum(*plus(total.pair, two_sum(*group_sum.pair))), numbers
@@ -249,10 +261,10 @@ def _grouped(values: jax.Array, group: int) -> jax.Array:
 def _scanned(
     blocks: Blocks,
     inputs: DeviceInputs,
-) -> tuple[Blocks, DeviceInputs]:
-    """Return data and inputs with the blocks along their first axis.
+) -> tuple[Blocks, DeviceInputs, jax.Array]:
+    """Return data, inputs and numbers of blocks, with the blocks along the first axis.
 
-    Blocks of one device lose their axis of length 1: a loop over it would make XLA copy
+    Without θ, which may be larger than all else: it is not taken apart. Blocks of one device lose their axis of length 1: a loop over it would make XLA copy
     all data.
     """
     count, block = jax.tree.leaves(blocks)[0].shape[:2]
@@ -270,23 +282,38 @@ def _scanned(
             lambda values: values.reshape(count, *values.shape[2:]),
             blocks,
         )
-    return blocks, jax.tree.map(by_block, inputs)
+    by_blocks: DeviceInputs = jax.tree.map(by_block, inputs._replace(theta=None))
+    return blocks, by_blocks, jnp.arange(count)
 
 
 def _scan_body(
     add: AddBlock[Blocks],
     blocks: Blocks,
-) -> Callable[[Sum, tuple[Blocks, DeviceInputs]], tuple[Sum, jax.Array]]:
-    """Return the body of a loop over what `_scanned` returns."""
-    block = jax.tree.leaves(blocks)[0].shape[1]
+    theta: jax.Array | None,
+) -> Callable[[Sum, tuple[Blocks, DeviceInputs, jax.Array]], tuple[Sum, jax.Array]]:
+    """Return the body of a loop over what `_scanned` returns.
+
+    Args:
+        add: adds a block.
+        blocks: data with leading axes [blocks, block].
+        theta: θ as each device received it, [chain, K, m]; None where all received the
+            same.
+    """
+    count, block = jax.tree.leaves(blocks)[0].shape[:2]
+    if theta is not None and theta.shape[1] < count * block:
+        missing = count * block - theta.shape[1]
+        theta = jnp.pad(theta, ((0, 0), (0, missing), (0, 0)))
 
     def body(
         total: Sum,
-        part: tuple[Blocks, DeviceInputs],
+        part: tuple[Blocks, DeviceInputs, jax.Array],
     ) -> tuple[Sum, jax.Array]:
-        data, inputs = part
+        data, inputs, number = part
         if block == 1:
             data = jax.tree.map(lambda values: values[None], data)
+        if theta is not None:
+            received = jax.lax.dynamic_slice_in_dim(theta, number * block, block, 1)
+            inputs = inputs._replace(theta=received)
         return add(total, data, inputs)
 
     return body

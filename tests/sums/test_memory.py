@@ -1,0 +1,87 @@
+"""Memory of one sum of the softmax model: the gradients of all devices are never held at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import wflmc
+from wflmc.sums.blocks import block_size
+
+FEATURES = 784
+CLASSES = 10
+LIMIT = 2.0**24
+"""Bytes that a block may use."""
+UNKNOWN_COPIES = 2.5
+"""How often a compiler may hold what a block uses."""
+
+
+def zeros_of(devices, rows):
+    """A model of devices whose data are zero: only shapes matter."""
+    small = wflmc.softmax_regression(
+        jax.random.key(0), 1, X=np.ones((2, 1)), y=[0, 1], classes=CLASSES
+    )
+    return replace(
+        small,
+        features=np.zeros((devices, rows, FEATURES), np.float32),
+        labels=np.zeros((devices, rows), int),
+        sizes=np.full(devices, rows),
+    )
+
+
+def working_bytes(posterior, chains, by_example, own_theta=False):
+    """What the compiled sum of some chains needs beside its arguments and its result."""
+    devices = posterior.devices
+    shape = (chains, devices, posterior.dim) if own_theta else (chains, posterior.dim)
+    ones = np.ones(devices, np.float32)
+
+    @jax.jit
+    def chain_sums(model, places):
+        def of_chain(theta):
+            limit = ones if by_example else None
+            return model.unrounded_sum(theta, ones, ones, example_clip=limit).total
+
+        return jax.vmap(of_chain)(places)
+
+    ready = posterior.on_accelerator(chains, LIMIT, by_example)
+    places = jax.ShapeDtypeStruct(shape, jnp.float32)
+    compiled = chain_sums.lower(ready, places).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize(("devices", "rows"), [(100, 10), (40, 100)])
+def test_devices_of_few_rows_keep_to_the_limit(devices, rows, by_example):
+    chains = 60
+    posterior = zeros_of(devices, rows)
+    gradients = 4 * chains * devices * posterior.dim
+    used = working_bytes(posterior, chains, by_example)
+    assert used < UNKNOWN_COPIES * LIMIT < gradients
+
+
+@pytest.mark.parametrize("by_example", [False, True])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_so_do_short_devices_that_receive_unlike_broadcasts(rows, by_example):
+    """What they receive has the size of all gradients, and is not copied either."""
+    chains, devices = 8, 512
+    posterior = zeros_of(devices, rows)
+    broadcasts = 4 * chains * devices * posterior.dim
+    used = working_bytes(posterior, chains, by_example, own_theta=True)
+    assert used < UNKNOWN_COPIES * LIMIT < broadcasts
+
+
+def test_a_block_has_no_more_devices_than_there_are_and_no_more_than_are_allowed():
+    for devices in range(1, 4500, 7):
+        for affordable in (devices, 100, 129, 131, 1000):
+            size = block_size(
+                devices, bytes_per_device=1.0, theta_bytes=np.inf, limit=affordable
+            )
+            assert 1 <= size <= min(devices, affordable)
+    # These have no parts of at most 128 devices that divide them.
+    for devices in (131, 259, 4091):
+        size = block_size(devices, bytes_per_device=1.0, theta_bytes=np.inf, limit=1e9)
+        assert size <= devices
