@@ -211,10 +211,23 @@ def test_devices_are_clipped_as_by_definition(model, size, chains, case_named):
     theta, weight, clip = inputs_of(case, chains, seed=1)
     actual = fast_sums(case, theta, weight, clip, None)
     for chain, place in enumerate(theta):
-        gradients = case.device_gradients(place)
-        expected = reference.device_clipped_sum(gradients, weight, clip)
+        expected = definition(case, place, weight, clip)
         scale = float(weight @ clip)
         np.testing.assert_allclose(actual[chain], expected, atol=TOLERANCE * scale)
+
+
+def definition(case, place, weight, clip):
+    """The sum where whole devices are clipped; softmax devices of few rows have a rule of their own."""
+    posterior = case.posterior
+    is_softmax = isinstance(posterior, wflmc.posterior.SoftmaxPosterior)
+    if is_softmax and posterior.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE:
+        return reference.short_device_clipped_sum(
+            case.record_gradients(place),
+            place / posterior.devices,
+            weight=weight,
+            clip=clip,
+        )
+    return reference.device_clipped_sum(case.device_gradients(place), weight, clip)
 
 
 @pytest.mark.parametrize("chains", CHAINS)
@@ -311,3 +324,58 @@ def test_softmax_sums_do_not_depend_on_steps(rows_per_step, by_record):
     with_prior = np.array(gradients) + theta / devices
     expected = reference.device_clipped_sum(with_prior, weight, clip)
     np.testing.assert_allclose(total, expected, atol=TOLERANCE * float(weight @ clip))
+
+
+@pytest.mark.parametrize("example_clip", [None, 0.5, 2.0])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_short_devices_whose_rows_cancel(rows, example_clip):
+    """They are clipped by a quarter of the sum of their rows' norms, and count as clipped."""
+    devices = 4
+    generator = np.random.default_rng(rows)
+    features = np.ones((devices * rows, DIM))
+    features[::rows] *= generator.uniform(1.0, 1.5, (devices, 1))
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0),
+        devices,
+        X=features,
+        y=np.arange(devices * rows) % 2,
+        classes=2,
+        partition="blocks",
+        prior_std=10.0,
+    )
+    theta = 0.01 * generator.standard_normal(posterior.dim)
+    record_gradients = [
+        reference.softmax_record_gradients(theta, u[:size], y[:size], 2)
+        for u, y, size in zip(
+            posterior.features, posterior.labels, posterior.sizes, strict=True
+        )
+    ]
+    weight = generator.uniform(0.2, 1, devices)
+    prior_share = theta / (devices * 100.0)
+    limit = np.inf if example_clip is None else example_clip
+    for size in (0.05, 0.3, 1.0, 3.0, 30.0):
+        clip = np.full(devices, size)
+        example_clips = None if example_clip is None else np.full(devices, limit)
+        total, norms = posterior.clipped_sum(
+            theta.astype(np.float32), weight, clip, None, example_clips
+        )
+        by_device = [
+            reference.short_device_clipped_sum(
+                [records],
+                prior_share,
+                weight=weight[[k]],
+                clip=clip[[k]],
+                example_clip=limit,
+            )
+            for k, records in enumerate(record_gradients)
+        ]
+        scale = float(weight @ clip)
+        np.testing.assert_allclose(total, sum(by_device), atol=TOLERANCE * scale)
+        clipped = [
+            reference.clip_vectors(records, limit) for records in record_gradients
+        ]
+        unclipped = weight[:, None] * [rows.sum(0) + prior_share for rows in clipped]
+        is_shortened = np.linalg.norm(by_device, axis=1) < (1 - TOLERANCE) * (
+            np.linalg.norm(unclipped, axis=1)
+        )
+        np.testing.assert_array_equal(np.asarray(norms) > clip, is_shortened)

@@ -264,8 +264,8 @@ def _scanned(
 ) -> tuple[Blocks, DeviceInputs, jax.Array]:
     """Return data, inputs and numbers of blocks, with the blocks along the first axis.
 
-    Without θ, which may be larger than all else: it is not taken apart. Blocks of one device lose their axis of length 1: a loop over it would make XLA copy
-    all data.
+    Without θ, which may be larger than all else: it is not taken apart. Blocks of one
+    device lose their axis of length 1: a loop over it would make XLA copy all data.
     """
     count, block = jax.tree.leaves(blocks)[0].shape[:2]
 

@@ -89,7 +89,8 @@ class ClippedSum(NamedTuple):
     total: Sum
     """The sum over devices, [m]."""
     norms: jax.Array
-    """‖g_k‖ before the device's clipping, [K]."""
+    """‖g_k‖ before the device's clipping, [K]. Of a device of few rows that is clipped it
+    is the norm that decides, which is larger where rows cancel (Sums, step 6)."""
 
 
 def zero_sum(like: jax.Array, devices: int) -> Sum:

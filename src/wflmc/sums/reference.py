@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from wflmc.sums.constants import MAX_CANCELLATION
+
 Array = NDArray[np.float64]
 
 
@@ -83,6 +85,49 @@ def record_clipped_sum(
         clipped = clip_vectors(records, limit)
         gradients.append(clipped.sum(0) + prior_gradient)
     return device_clipped_sum(gradients, weight, clip)
+
+
+def short_device_clipped_sum(
+    record_gradients: Sequence[ArrayLike],
+    prior_share: ArrayLike,
+    *,
+    weight: ArrayLike,
+    clip: ArrayLike,
+    example_clip: ArrayLike = np.inf,
+) -> Array:
+    """Return the sum over softmax devices of at most eight rows (Sums, step 6).
+
+    A device is clipped as if its norm were at least a quarter of the sum of the norms
+    of its records, clipped where they are, and of the prior's share. Where c < ℓ it is
+    clipped by its own norm, as all other devices are.
+
+    Args:
+        record_gradients: [N_k, m] of each device.
+        prior_share: each device's share of the prior's gradient, [m].
+        weight: w[K].
+        clip: ℓ[K].
+        example_clip: c[K], or one number for all; infinite where records are not
+            clipped.
+
+    Returns:
+        [m].
+    """
+    weights = np.asarray(weight, dtype=float)
+    limits = np.asarray(clip, dtype=float)
+    example_limits = np.broadcast_to(example_clip, limits.shape)
+    prior_gradient = np.asarray(prior_share, dtype=float)
+    total = np.zeros_like(prior_gradient)
+    for index, records in enumerate(record_gradients):
+        clipped = clip_vectors(records, example_limits[index])
+        gradient = clipped.sum(0) + prior_gradient
+        norm = np.linalg.norm(gradient)
+        if example_limits[index] >= limits[index]:
+            lengths = np.linalg.norm(clipped, axis=-1)
+            length_sum = lengths.sum() + np.linalg.norm(prior_gradient)
+            norm = max(norm, length_sum / MAX_CANCELLATION)
+        factor = limits[index] / norm if norm > limits[index] else 1.0
+        total = total + weights[index] * factor * gradient
+    return total
 
 
 def gaussian_record_gradients(

@@ -15,6 +15,13 @@ by part of a block, then by their number i within a device, then by device: row 
 devices of a part stand side by side, so that the terms of a norm run along devices,
 several at a time, however few chains there are.
 
+Float32 adds rows of many devices, so that no row may be much longer than what its
+device sends. Where rows cancel, a device is therefore shortened by more than its
+gradient asks for: it is clipped as if its norm were at least a quarter of the sum of
+the norms of its rows and of q, Σ/4, unless its records are clipped to less than ℓ. If
+Σ/4 is above ‖g‖ and ℓ, it sends 4ℓ‖g‖/Σ, and not min(ℓ, ‖g‖); it counts as clipped
+(`reference.short_device_clipped_sum`).
+
 A *part* is the devices of a block whose rows float32 adds to one another, at most 128
 rows; p is how many devices it has.
 """
@@ -131,8 +138,10 @@ def clip_devices(
     """Return Σ_k w_k clip(g_k) of devices of few rows (Sums, step 6).
 
     No device's gradient is computed, so that time and memory hardly depend on how many
-    devices the rows are spread over. Devices are clipped by a norm that is never too
-    small, which may shorten a device by a relative 10⁻⁵ where its rows cancel.
+    devices the rows are spread over. A device whose rows cancel is clipped as if its
+    norm were at least a quarter of the sum of the norms of its rows and of its share of
+    the prior's: it may be shortened where its gradient is within ℓ. The rounding of
+    norms, which are never too small, shortens others by a relative 10⁻⁵ at most.
 
     Args:
         blocks: records of devices [blocks, block, n, ...], with the norms of their
@@ -143,7 +152,9 @@ def clip_devices(
         clip: ℓ, as `weight`.
 
     Returns:
-        The sum [chain, m] and the norms [chain, K] before clipping.
+        The sum [chain, m] and the norms [chain, K] before clipping: ‖g‖, or where the
+        device is clipped, what it is clipped by, so that a norm is above ℓ if and only
+        if the device was shortened.
     """
     return _clip_some_chains(blocks, curvature, theta, DeviceInputs(weight, clip))
 
@@ -159,7 +170,8 @@ def clip_records(
     """Return the sum with every record clipped first (Sums, step 6).
 
     As `clip_devices`, with the residual of every row clipped to c/‖u‖ before the
-    device's norm is taken.
+    device's norm is taken. Where c < ℓ rows are no longer than c, and a device whose
+    rows cancel is not shortened for it.
 
     Args:
         blocks: records of devices [blocks, block, n, ...], with the norms of their
@@ -171,8 +183,8 @@ def clip_records(
         example_clip: c, as `weight`.
 
     Returns:
-        The sum [chain, m] and the norms of the devices' gradients [chain, K], their
-        records clipped.
+        The sum [chain, m] and the norms [chain, K] of `clip_devices`, of gradients
+        whose records are clipped.
     """
     inputs = DeviceInputs(weight, clip, example_clip)
     return _clip_some_chains(blocks, curvature, theta, inputs)
@@ -245,6 +257,7 @@ def _clip_chains(
         # Blocks of a group share a lattice, on which float32 adds without error.
         new_total = Sum(total.high + added.high, total.low + added.low)
         norms = jnp.sqrt(jnp.maximum(square, 0.0))
+        norms = jnp.where(largest_norm > padded_inputs.clip, largest_norm, norms)
         # A loop collects one array of numbers by device: first all norms, then factors.
         by_device = jnp.concatenate([norms, factors]).reshape(2 * len(theta), -1)
         return new_total, by_device[:, :block_size]
