@@ -218,3 +218,33 @@ def test_a_record_moves_an_answer_by_its_clip_at_most(rows, dim):
         amplitude = job.gain[0, 0] / job.channel_estimates[0, 0]
         change = np.linalg.norm(np.subtract(*answers)) / amplitude
         assert change <= 2 * EXAMPLE_CLIP * (1 + 1e-6 * CLIP)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("rows", [1, 5, 50, 300])
+def test_a_record_that_is_predicted_almost_surely_is_clipped_as_sent(
+    rows, backend, monkeypatch
+):
+    """Its residuals are all rounding: those of its norm must be those that are added."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    generator = np.random.default_rng(rows)
+    row = np.float32(LARGEST * generator.uniform(-1, 1, 2))
+    gaps = generator.uniform(12, 22, 64)
+    theta = np.zeros((64, 6), np.float32)
+    theta[:, :2] = gaps[:, None] * row / np.sum(row.astype(float) ** 2)
+    limits = np.full(1, EXAMPLE_CLIP)
+    sums = []
+    for first, label in ((0 * row, 0), (row, 0), (row, 1)):
+        features = np.full((rows, 2), 1e-3)
+        features[0] = first
+        labels = np.zeros(rows, int)
+        labels[0] = label
+        posterior = wflmc.softmax_regression(
+            jax.random.key(0), 1, X=features, y=labels, classes=3, prior_std=1e9
+        )
+        divisor = 1 + posterior.rounding(limits * 100, limits).total
+        ready = posterior.on_accelerator(64, 2.0**28, by_example=True)
+        clips = np.float32(limits * 100 / divisor), np.float32(limits / divisor)
+        sums.append(chain_sums(ready, theta, *clips).double)
+    changes = np.linalg.norm(np.array(sums)[1:] - sums[0], axis=2)
+    assert 0.9 < np.max(changes) <= EXAMPLE_CLIP

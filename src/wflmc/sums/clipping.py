@@ -139,7 +139,8 @@ def clip_pairs(
     def clipped() -> Pair:
         squared_norm = sum_pairs(squared(gradient), axes)
         factor = times(weight, _clip_ratio(squared_norm, clip))
-        # Behind a barrier it is computed once, not for every coordinate.
+        # The barrier asks for one factor for a device, not for every coordinate;
+        # `times` holds what it multiplies, so that both ways give the same numbers.
         high = barrier(jnp.expand_dims(factor.high, axes))
         low = barrier(jnp.expand_dims(factor.low, axes))
         product = times(jnp.broadcast_to(high, shape), gradient)

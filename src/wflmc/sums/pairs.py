@@ -173,8 +173,11 @@ def barrier(partial_sums: Arrays) -> Arrays:
     """Return partial sums that are to be added again, unchanged.
 
     Without a barrier XLA would merge both stages into one long sum, whose error is
-    larger; and it could compute a value anew for each of its uses, rounded in another
-    way.
+    larger. Stages of sums stay apart behind it. A single product or quotient need not:
+    where XLA fuses operations, it may compute one anew for each of its uses, without
+    rounding where it is added to something. That is harmless for a value that is only
+    multiplied, compared or stored, whose every computation rounds alike; only
+    `computed_once` holds a product that is added.
 
     Args:
         partial_sums: an array, or a list of arrays.
@@ -188,7 +191,13 @@ def computed_once(value: jax.Array) -> jax.Array:
 
     A compiler may compute a product again, unrounded, wherever it is added to something
     (fused multiply-add), and the errors of sums would no longer be those of the same
-    sums. It cannot do so behind a maximum.
+    sums. It cannot do so behind a maximum, while XLA on CPUs does so behind a barrier.
+
+    Args:
+        value: float32, above `LOWEST_FINITE` or not a number.
+
+    Returns:
+        The same numbers.
     """
     return jnp.maximum(value, LOWEST_FINITE)
 

@@ -537,7 +537,8 @@ def _factor_of_rows(factors: jax.Array, block: ShortDevices) -> jax.Array:
     """Return factors[chain, parts, p] of every row, [chain, 1, parts · n · p]."""
     shape = (len(factors), *block.norms.shape)
     of_rows = jnp.broadcast_to(factors[:, :, None, :], shape)
-    # Behind a barrier a row's factor is computed once, not for every class.
+    # The barrier asks for one factor for a row, not for every class; either way it is
+    # the same number, as it is added to nothing.
     return barrier(of_rows.reshape(len(factors), 1, -1))
 
 
