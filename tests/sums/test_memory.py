@@ -1,4 +1,4 @@
-"""Memory of one sum of the softmax model: the gradients of all devices are never held at once."""
+"""Layouts of the softmax model: the gradients of all devices are never held at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import wflmc
 from wflmc.sums.blocks import block_size
+from wflmc.sums.constants import DEVICES_PER_LATTICE
 
 FEATURES = 784
 CLASSES = 10
@@ -85,3 +86,37 @@ def test_a_block_has_no_more_devices_than_there_are_and_no_more_than_are_allowed
     for devices in (131, 259, 4091):
         size = block_size(devices, bytes_per_device=1.0, theta_bytes=np.inf, limit=1e9)
         assert size <= devices
+
+
+def test_blocks_of_unlike_broadcasts_fit_on_one_lattice(monkeypatch):
+    """Blocks of rows may have more devices on an accelerator, as rows are added before."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 8192, examples=8192, dim=1, classes=2
+    )
+    ready = posterior.on_accelerator(1, 2.0**34, by_example=True)
+    assert ready.block > DEVICES_PER_LATTICE
+    assert 1 < ready.own_theta_block <= DEVICES_PER_LATTICE
+    assert ready.block % ready.own_theta_block == 0
+
+
+@pytest.mark.parametrize("backends", [("gpu", "gpu"), ("gpu", "cpu"), ("cpu", "gpu")])
+@pytest.mark.parametrize("rows", [8, 9])
+def test_a_posterior_may_be_laid_out_again(rows, backends, monkeypatch):
+    """Rows of 513 features are filled up on accelerators, once."""
+    dim = 513
+    posterior = wflmc.softmax_regression(
+        jax.random.key(0), 2, examples=2 * rows, dim=dim, classes=2
+    )
+    once, again = posterior, posterior
+    for backend in backends:
+        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+        once = posterior.on_accelerator(1, 2.0**28, by_example=True)
+        again = again.on_accelerator(1, 2.0**28, by_example=True)
+    assert (again.dim, again.feature_padding) == (posterior.dim, once.feature_padding)
+    layout = ("block", "example_block", "devices_together", "chains_last")
+    for name in layout:
+        assert getattr(once, name) == getattr(again, name)
+    np.testing.assert_array_equal(once.features, again.features)
+    # Norms are those of rows in float64 the first time.
+    np.testing.assert_allclose(once.norms, again.norms, rtol=1e-6)

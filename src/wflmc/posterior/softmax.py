@@ -32,6 +32,7 @@ from wflmc.sums.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.sums.constants import (
     CPU_CACHE_BYTES,
     DEVICES_PER_FLOAT32_SUM,
+    DEVICES_PER_LATTICE,
     LONGEST_VECTOR,
     MAX_ROWS_OF_SHORT_DEVICE,
     RECORDS_PER_FLOAT32_SUM,
@@ -395,7 +396,9 @@ class SoftmaxPosterior(Regression):
         norms = None
         if by_example or self._short_devices:
             norms = padded(self._usable_norms())
-        features = self.features.astype(np.float32, copy=False)
+        # A posterior may be laid out again: zeros that fill up rows are left out first.
+        features = self.features[..., : self.feature_count]
+        features = features.astype(np.float32, copy=False)
         if ready.feature_padding:
             features = np.pad(features, [(0, 0), (0, 0), (0, ready.feature_padding)])
         return replace(
@@ -432,6 +435,7 @@ class SoftmaxPosterior(Regression):
                 own_theta_block=self._own_theta_block(short_block, chains, limit),
                 example_block=0,
                 chains_last=not on_cpu,
+                feature_padding=0,
             )
         if on_cpu:
             return self._in_steps(chains, limit, by_example)
@@ -443,12 +447,13 @@ class SoftmaxPosterior(Regression):
         )
         rows = int(self.features.shape[1])
         step = part_size(rows, RECORDS_PER_FLOAT32_SUM) if by_example else 0
-        features = int(self.features.shape[-1])
+        features = self.feature_count
         is_long = features >= MIN_ALIGNED_FEATURES
         return replace(
             self,
             block=block,
             example_block=step,
+            devices_together=False,
             chains_last=True,
             feature_padding=-features % FEATURE_ALIGNMENT if is_long else 0,
         )
@@ -466,7 +471,7 @@ class SoftmaxPosterior(Regression):
             by_example: whether examples are clipped one by one.
         """
         rows = int(self.features.shape[1])
-        row_bytes = 4 * max(self.classes * chains, self.features.shape[-1])
+        row_bytes = 4 * max(self.classes * chains, self.feature_count)
         cache = min(limit, CPU_CACHE_BYTES)
         whole_rows = rows
         if by_example:
@@ -509,6 +514,7 @@ class SoftmaxPosterior(Regression):
             example_block=part_size(rows, largest),
             chains_last=False,
             devices_together=False,
+            feature_padding=0,
         )
 
     def _in_steps_of_devices(self, rows: int, largest: int) -> Self:
@@ -527,6 +533,7 @@ class SoftmaxPosterior(Regression):
             example_block=rows,
             chains_last=False,
             devices_together=True,
+            feature_padding=0,
         )
 
     def _short_device_block(self, chains: int, limit: float) -> int:
@@ -558,7 +565,8 @@ class SoftmaxPosterior(Regression):
         """Return how many devices of few rows have their gradients written at a time.
 
         That is where each device received a θ of its own. All devices' data are in
-        whole blocks, so that a part of a block must divide it.
+        whole blocks, so that a part of a block must divide it. Blocks of rows may have
+        more devices than one lattice adds (Sums, step 5), their parts not.
 
         Args:
             block: devices whose rows are computed at a time.
@@ -568,8 +576,9 @@ class SoftmaxPosterior(Regression):
         if jax.default_backend() == "cpu":
             limit = min(limit, CPU_CACHE_BYTES)
         affordable = limit // (BYTES_PER_GRADIENT_ENTRY * chains * self.dim)
+        largest = max(1, min(affordable, DEVICES_PER_LATTICE))
         divisors = [size for size in range(1, block + 1) if block % size == 0]
-        return max(size for size in divisors if size <= max(affordable, 1))
+        return max(size for size in divisors if size <= largest)
 
     def example_norms(self, theta: ArrayLike) -> Array:
         """Compute ‖p − 1[label]‖ ‖u‖, the norm of every example's gradient.

@@ -23,6 +23,7 @@ from wflmc.sums.constants import (
     LOST_NORM,
     MAX_CANCELLATION,
     MAX_RECORDS_CLIPPED_IN_FLOAT32,
+    MAX_ROWS_OF_SHORT_DEVICE,
     PAIR_CLIP_ERROR,
     PRIOR_FACTOR_REACH,
     RECORDS_PER_FLOAT32_SUM,
@@ -41,6 +42,10 @@ HIGHER_ORDER = 1.01
 """Covers products of the terms, which are all small."""
 ROW_PRODUCT_FACTOR = 208
 """Error of a short device's clipping factor, over that of its squared norm (step 6)."""
+PRODUCTS_PER_SHORT_ROW = 2
+"""Rounded products of a row's residuals: by its own factor and its device's (step 6)."""
+PRODUCTS_PER_SHORT_DEVICE = 2
+"""Rounded operations of a short device's clipping factor: ℓ/‖g‖, times w (step 6)."""
 
 
 class RoundingError(NamedTuple):
@@ -483,7 +488,11 @@ def short_device_norm_error(dim: int, classes: int) -> float:
     """Return ν of what a short device sends, by its rows (Sums, step 6).
 
     It is `matrix_norm_error` plus 18 u: a device's clipping factor is multiplied with
-    the residuals of its rows, not with its gradient.
+    the residuals of its rows, not with its gradient. Two products of each of at most 8
+    rows are rounded, its residuals times their own clipping factor and times the
+    device's, and two of the device: its quotient ℓ/‖g‖ and that times w. Rows are
+    together no longer than 8 c ≤ 8 ℓ, or 4 ℓ where c is not the smaller, so that each
+    of these counts with u at most.
 
     Args:
         dim: d.
@@ -492,7 +501,9 @@ def short_device_norm_error(dim: int, classes: int) -> float:
     Returns:
         The relative rounding error of what the device sends.
     """
-    return matrix_norm_error(dim, classes) + 18 * UNIT_ROUNDOFF
+    products = PRODUCTS_PER_SHORT_ROW * MAX_ROWS_OF_SHORT_DEVICE
+    products += PRODUCTS_PER_SHORT_DEVICE
+    return matrix_norm_error(dim, classes) + products * UNIT_ROUNDOFF
 
 
 def row_product_error(dim: int, classes: int) -> float:

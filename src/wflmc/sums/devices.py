@@ -150,7 +150,8 @@ def add_on_lattice(total: Sum, terms: jax.Array, axis: int, bound: jax.Array) ->
     """Add what devices send, where one record of a device may change (Sums, step 5).
 
     The devices are added on a lattice, the same in any order, and their sum to the pair
-    so far. At most 4,096 of them may come at a time.
+    so far. At most 4,096 of them may come at a time: no block of devices whose
+    gradients are written has more (`DEVICES_PER_LATTICE`).
 
     Args:
         total: of `zero_pair_sum`.
