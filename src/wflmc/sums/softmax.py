@@ -1,7 +1,7 @@
-r"""Clipped sums of the softmax model's gradients, for many chains on an accelerator.
+r"""Clipped sums of the softmax model's gradients on an accelerator.
 
 Parameters are held as columns θ[d, C, chain]: chains side by side make matrix products
-large. On CPUs, and for few chains, `wflmc.sums.softmax_classes` is faster.
+large. On CPUs `wflmc.sums.softmax_classes` is faster.
 
 With residuals $r = p - 1[\mathrm{label}]$ the gradient of a record is $u\,r^\top$, of
 norm $\lVert u\rVert\,\lVert r\rVert$; that of a device is $U^\top R$ plus its share of
@@ -198,7 +198,7 @@ def device_gradients(
     first term depends on shapes and the machine alone.
 
     Args:
-        block: records [block, n, ...].
+        block: records [block, n, ...], whose rows may be filled up to more than d.
         curvature: a device's share of the prior's.
         columns: θ as [d, C, chain], or [block, d, C, chain] where each device received
             its own.
@@ -232,7 +232,7 @@ def likelihood_gradients(
     all others: one class less to compute.
 
     Args:
-        features: u[block, n, d].
+        features: u[block, n, d], or with rows that are filled up to more than d.
         labels: classes [block, n], from 0.
         columns: θ as [d, C, chain], or [block, d, C, chain].
 

@@ -6,9 +6,9 @@ $r = p - 1[\mathrm{label}]$ the gradient of a record is $r\,u^\top$, of norm
 $\lVert u\rVert\,\lVert r\rVert$; that of a device is $R\,U$ plus its share of the
 prior's. θ[chain, m] is [chain, C, d] as it stands, so that nothing is transposed.
 
-Accelerators with many chains take `wflmc.sums.softmax`, in which chains are the last
-axis; devices of few rows have `wflmc.sums.softmax_rows`. The float64 reference of all
-three is `reference.softmax_record_gradients`.
+Accelerators take `wflmc.sums.softmax`, in which chains are the last axis; devices of
+few rows have `wflmc.sums.softmax_rows`. The float64 reference of all three is
+`reference.softmax_record_gradients`.
 
 Letters in einsum strings: k is a device of a block, s a part of its rows, n a row, d a
 feature, c a class, x a chain, or a class and a chain where these are one axis.
@@ -58,9 +58,11 @@ class Steps(NamedTuple):
     block: int
     """Devices whose gradients are clipped and added at a time."""
     rows: int
-    """Rows of a device that are taken at a time; divides n."""
+    """Rows of a device that are taken at a time; divides n. Where whole devices are
+    taken together it does not count."""
     takes_devices_together: bool = False
-    """Whether a step has all rows of a block of devices."""
+    """Whether a step has all rows of a block of devices. It may then have more than 256
+    rows of a device, which are clipped together and added in parts of at most 256."""
 
     def blocks(self, records: LabelledRows) -> jax.Array:
         """Return the numbers of the devices, block by block.
@@ -164,8 +166,9 @@ def clip_records(
     """Return the sum with every record clipped first (Sums, steps 1 to 5).
 
     Residuals are clipped in place of records: no gradient of a record is ever written.
-    Steps of rows are added in pairs, and devices clipped after that, those of more than
-    1,024 records in pairs too.
+    Float32 adds at most 256 rows of a device: a step, or a part of one that has whole
+    devices. Pairs add these sums, and devices are clipped after that, those of more
+    than 1,024 records in pairs too.
 
     Args:
         records: of devices, [K', n, ...], with the norms of their features.
@@ -384,7 +387,8 @@ def clip_residuals(
     """
     squares = jnp.sum(residuals**2, axis=CLASS_AXIS)
     lengths = root_of_squares(squares, residuals.shape[CLASS_AXIS]) * norms
-    # Behind a barrier a row's factor is computed once, not for every class.
+    # The barrier asks for one factor for a row, not for every class. Where XLA computes
+    # it for every class all the same, it is the same number: it is added to nothing.
     factors = barrier(clip_factor(jnp.ones(()), limits, lengths))
     usable = jnp.isfinite(lengths)[:, None]
     return jnp.where(usable, residuals * factors[:, None], 0.0)
