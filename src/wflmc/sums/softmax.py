@@ -395,9 +395,13 @@ def clip_residuals(
     Returns:
         Residuals of records that are clipped.
     """
-    lengths = class_norms(residuals, axis=1) * norms.reshape(-1, 1)
-    clipped = residuals * clip_factor(jnp.ones(()), limits, lengths)[:, None]
-    return jnp.where(jnp.isfinite(lengths)[:, None], clipped, 0.0)
+    norms_of_rows = norms.reshape(-1, 1)
+    lengths = class_norms(residuals, axis=1) * norms_of_rows
+    weight = jnp.ones(())
+    factors = clip_factor(weight, limits, lengths)
+    clipped = residuals * factors[:, None]
+    usable = jnp.isfinite(lengths)
+    return jnp.where(usable[:, None], clipped, 0.0)
 
 
 def row_limits(norms: jax.Array, example_clip: jax.Array) -> jax.Array:

@@ -389,9 +389,11 @@ def clip_residuals(
     lengths = root_of_squares(squares, residuals.shape[CLASS_AXIS]) * norms
     # The barrier asks for one factor for a row, not for every class. Where XLA computes
     # it for every class all the same, it is the same number: it is added to nothing.
-    factors = barrier(clip_factor(jnp.ones(()), limits, lengths))
-    usable = jnp.isfinite(lengths)[:, None]
-    return jnp.where(usable, residuals * factors[:, None], 0.0)
+    weight = jnp.ones(())
+    factors = barrier(clip_factor(weight, limits, lengths))
+    clipped = residuals * factors[:, None]
+    usable = jnp.isfinite(lengths)
+    return jnp.where(usable[:, None], clipped, 0.0)
 
 
 def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -440,11 +442,9 @@ def _logits(features: jax.Array, parameters: jax.Array) -> jax.Array:
     """Return logits[chain, C, block · rows] of features[block, rows, d]."""
     block, rows, dim = features.shape
     if parameters.ndim == 3:
-        logits = jnp.matmul(
-            parameters.reshape(-1, dim),
-            features.reshape(-1, dim).T,
-            precision="highest",
-        )
+        flat = parameters.reshape(-1, dim)
+        all_rows = features.reshape(-1, dim)
+        logits = jnp.matmul(flat, all_rows.T, precision="highest")
     else:
         logits = jnp.einsum("kxcd,knd->xckn", parameters, features, precision="highest")
     by_row = logits.reshape(*parameters.shape[-3:-1], block * rows)

@@ -530,7 +530,8 @@ def _product_with_rows(parameters: jax.Array, block: ShortDevices) -> jax.Array:
     dim = parameters.shape[-1]
     rows = block.features.reshape(-1, dim)
     flat = jnp.matmul(parameters.reshape(-1, dim), rows.T, precision="highest")
-    return hold_logits(flat.reshape(*parameters.shape[:2], -1), dim)
+    products = flat.reshape(*parameters.shape[:2], -1)
+    return hold_logits(products, dim)
 
 
 def _factor_of_rows(factors: jax.Array, block: ShortDevices) -> jax.Array:
