@@ -2,11 +2,12 @@
 
     python -m benchmarks.few_chains [WORD …] [--chains 1 4 26] [--repeats 7]
 
-A case is measured if its name has one of the words. All calls of a case are made in
+All cases take over ten minutes. A case is measured if its name has one of the words. All calls of a case are made in
 turns; every one keeps all draws and brings them to the host.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -609,6 +610,7 @@ def few_chains(words: Sequence[str], chains: Sequence[int], repeats: int) -> Tab
         if words and not any(word in case.name for word in words):
             continue
         for number in chains:
+            print(f"{case.name}, {number} chains", file=sys.stderr, flush=True)
             timed = calls(case, number)
             seconds = side_by_side(*timed.values(), repeats=repeats)
             add_row(table, case, number, dict(zip(timed, seconds, strict=True)))
