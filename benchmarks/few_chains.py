@@ -2,8 +2,9 @@
 
     python -m benchmarks.few_chains [WORD …] [--chains 1 4 26] [--repeats 7]
 
-All cases take over ten minutes. A case is measured if its name has one of the words. All calls of a case are made in
-turns; every one keeps all draws and brings them to the host.
+All cases take over ten minutes. A case is measured if its name has one of the words.
+All calls of a case are made in turns; every one keeps all draws and brings them to the
+host.
 """
 
 import argparse
