@@ -186,7 +186,7 @@ def formulas_are_written_as_text(call, model, unseen, folder):
 
 def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
     if not FULL:
-        monkeypatch.setattr(folder, "worth", lambda *_: {})
+        monkeypatch.setattr(folder, "value_of_more", lambda *_: {})
     frame = patients(count(600, 2000)).drop(columns=["state", "clinic"])
     frame.to_parquet(tmp_path / "patients.parquet")
     model, out = tmp_path / "model", tmp_path / "predictions.csv"
