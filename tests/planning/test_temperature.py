@@ -262,9 +262,15 @@ def percentages(text):
     return [int(number) / 100 for number in re.findall(r"(\d+)%", text)]
 
 
-def test_burn_in_that_privacy_keeps_warm_is_not_told(posterior):
+@pytest.mark.parametrize("init", ["prior", "zero"])
+def test_burn_in_that_privacy_keeps_warm_is_not_told(posterior, init):
+    """Also where short steps from one point leave variance missing, as at τ = 1."""
     plan = make_plan(
-        posterior, 0.05, privacy=wflmc.Privacy(epsilon=4, delta=0.01, clip=400)
+        posterior,
+        0.05,
+        privacy=wflmc.Privacy(epsilon=4, delta=0.01, clip=400),
+        relative_step=0.01,
+        init=init,
     )
     assert np.all(plan.noise_variance >= plan.langevin_noise)
     assert NoticeCode.COLD_DRAWS not in codes(plan)

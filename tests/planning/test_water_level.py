@@ -125,12 +125,15 @@ def images():
 
 
 def long_step_plan(images, power, **settings):
-    """Plan steps above 2/L over a fading link on which power and privacy bind."""
+    """Plan steps above 2/L over a fading link on which power and privacy bind.
+
+    Half of the steps of burn-in are shorter, so that rounds reach different caps.
+    """
     return wflmc.plan(
         images,
         wflmc.Link(channel.rayleigh(0.01), snr_db=settings.pop("snr_db", -10)),
         wflmc.Privacy(epsilon=settings.pop("epsilon", 4), delta=1e-3, clip=10),
-        step_size=2.5 / images.L,
+        step_size=np.repeat([2.5, 1.0, 2.5], 20) / images.L,
         burn_in=40,
         samples=20,
         **grouped(power=power, **settings),
@@ -138,9 +141,14 @@ def long_step_plan(images, power, **settings):
 
 
 @pytest.mark.parametrize("power", ["optimized", "noiseless-dp"])
-@pytest.mark.parametrize("temperature", [1.0, 0.1])
-def test_steps_above_the_limit_leave_no_budget_unused(images, power, temperature):
-    plan = long_step_plan(images, power, burn_in_temperature=temperature)
+@pytest.mark.parametrize(("temperature", "epsilon"), [(1.0, 4), (0.1, 4), (0.1, 500)])
+def test_steps_above_the_limit_leave_no_budget_unused(
+    images, power, temperature, epsilon
+):
+    """At ε = 500 rounds of full temperature are at their caps, others are not."""
+    plan = long_step_plan(
+        images, power, burn_in_temperature=temperature, epsilon=epsilon, snr_db=30
+    )
     assert plan.bound is None
     budget = plan.privacy.budget(plan.devices)
     assert np.all(plan.spent <= budget * (1 + 1e-9))

@@ -1023,10 +1023,10 @@ def _limit(
     nearly = 1 - AT_LIMIT_TOLERANCE
     has_spent_all = a @ problem.active >= nearly * problem.budget
     is_exhausted = (problem.active & has_spent_all).any(-1)
-    # An optimum takes equal parts only where there is no bound.
-    takes_parts = not scheme.optimal or not problem.has_bound
     parts = equal_parts(problem)
-    is_at_part = takes_parts & np.isclose(a, parts, rtol=AT_LIMIT_TOLERANCE, atol=0.0)
+    is_at_part = (not scheme.optimal) & np.isclose(
+        a, parts, rtol=AT_LIMIT_TOLERANCE, atol=0.0
+    )
     shares_budget = scheme.shares_budget or (is_causal and scheme.optimal)
     is_held_back = scheme.private and shares_budget and problem.fills_up
     is_at_budget = is_exhausted | is_at_part | is_held_back

@@ -38,8 +38,11 @@ NOTHING_GAINED_RATIO = 10
 """Objective over the distance at the start, from which on sampling gains nothing."""
 SMALLEST_MISSING_VARIANCE = 0.05
 """Fraction of the variance missing at the first draw, up to which nothing is said."""
-DIRECTIONS_TRIED = 16
-"""Curvatures from μ to L at which missing variance is computed."""
+DIRECTIONS_TRIED = 200
+"""Curvatures from μ to L at which missing variance is computed; that of kinetic
+dynamics oscillates between them."""
+COLD_NOISE = 1 - 1e-9
+"""Noise over Langevin's own, below which a round is colder than the posterior."""
 REPORTED_GAP = 1e-6
 """The largest gap that is not worth a notice."""
 EXCESS_MARGIN = 1.05
@@ -259,9 +262,15 @@ def _temperature_notices(
 def _cold_draws(plan: Plan) -> Iterator[Notice]:
     """Yield a notice about draws that are narrower than the posterior.
 
+    There is none where privacy or transmit power leaves every round of burn-in as much
+    noise as sampling needs: the plan is then that of temperature 1.
+
     Args:
-        plan: whose burn-in is colder than the posterior.
+        plan: whose burn-in may be colder than the posterior.
     """
+    relative_noise = plan.noise_variance / plan.langevin_noise
+    if np.all(relative_noise[: plan.burn_in] >= COLD_NOISE):
+        return
     missing = 1 - _variance_ratio(plan)
     at_first = float(missing[plan.burn_in].max())
     # Kept rounds may spread wider than the posterior.
@@ -347,8 +356,8 @@ def _loose_curvature(posterior: Posterior, problem: Problem) -> Iterator[Notice]
     yield Notice(
         NoticeCode.LOOSE_CURVATURE,
         f"Steps are above what L = {posterior.L:.3g} allows, a bound on the "
-        "curvature that may be loose: W2² has no bound, power is as even as budgets "
-        "and caps allow, and chains are stable only if it is.",
+        "curvature that may be loose: W2² has no bound that power could minimize, and "
+        "chains are stable only if L is loose.",
     )
 
 

@@ -298,24 +298,29 @@ def _affordable_level(
 
 
 def ideal(problem: Problem) -> Allocation:
-    """Return the optimum of an ideal link, or equal parts where none is known.
+    """Return the optimum of an ideal link, or a water level where none is known.
 
-    It is the policy of `noiseless-dp`. With kinetic dynamics no bound says which power
-    is best; budgets are then split equally, unless the objective is the exact law or
-    transcripts, which can be optimized with any dynamics.
+    It is the policy of `noiseless-dp`. With kinetic dynamics, and with steps too long
+    for a bound, nothing says which power is best; the budgets are then filled to one
+    level, unless the objective is the exact law or transcripts, which can be optimized
+    with any dynamics.
 
     Args:
         problem: the limits of power, of which transmit power is infinite.
 
     Returns:
         a[S], with a lower bound where the objective was minimized.
+
+    Raises:
+        InputError: limits contradict each other.
     """
     has_other_objective = (
         problem.response is not None or problem.objective == "transcript"
     )
     if problem.has_bound or has_other_objective:
         return optimal(problem)
-    return equal(problem)
+    check_floor(problem)
+    return water_level(problem)
 
 
 def at_caps(problem: Problem) -> Allocation:
