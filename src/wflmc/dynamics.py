@@ -712,8 +712,8 @@ def kinetic(friction: float = 2.0) -> Dynamics:
     """Return Langevin steps with a velocity: fewer rounds where μ and L are far apart.
 
     A friction of 2√μ damps the slowest direction critically and is a good choice. No
-    bound on W2² is known, so that plans need another objective, or equal parts of the
-    budget. Whether the friction is in range is checked with the steps.
+    bound on W2² is known, so that plans need another objective, or a policy that needs
+    none. Whether the friction is in range is checked with the steps.
 
     Args:
         friction: γ_f, finite and above 0.

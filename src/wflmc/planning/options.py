@@ -63,8 +63,8 @@ class Sampler:
         Choices(DYNAMICS),
         "overdamped as in the paper; or kinetic, with a velocity: fewer rounds where "
         "μ and L are far apart. No bound is known for it: under a promise `optimized` "
-        'needs objective = "exact" or "transcript", and `noiseless-dp` takes equal '
-        "parts without these.",
+        'needs objective = "exact" or "transcript", and `noiseless-dp` fills budgets '
+        "to one level without these.",
     ] = "overdamped"
     friction: Annotated[
         float,
