@@ -22,6 +22,7 @@ from wflmc.sums import softmax as softmax_sums
 from wflmc.sums import softmax_classes, softmax_rows
 from wflmc.support.errors import SamplingError
 
+from ..conftest import FULL
 from ..error_tools import raises_input_error
 
 
@@ -248,3 +249,56 @@ def test_a_record_that_is_predicted_almost_surely_is_clipped_as_sent(
         sums.append(chain_sums(ready, theta, *clips).double)
     changes = np.linalg.norm(np.array(sums)[1:] - sums[0], axis=2)
     assert 0.9 < np.max(changes) <= EXAMPLE_CLIP
+
+
+OVERFLOWS = {
+    "a row above 2^60": (1e22, 1.0, 1.0),
+    "its product with a narrow prior": (1e22, 1.0, 1e-9),
+    "the largest row of float32": (3e38, 2.0, 1.0),
+    "logits": (1e12, 1e27, 1.0),
+    "logits of a row above 2^60": (1e30, 1e9, 1.0),
+}
+"""Feature, parameter and deviation of the prior."""
+
+
+@jax.jit
+def _clipped_records(posterior, theta):
+    clips = jnp.full(2, 10.0)
+    total = posterior.unrounded_sum(theta, jnp.ones(2), clips, None, jnp.ones(2)).total
+    return jnp.stack(total.pair)
+
+
+@pytest.mark.parametrize("rows", [3, 9] if not FULL else [1, 3, 8, 9, 300])
+@pytest.mark.parametrize("layout", ["as it is", "laid out", "chains last"])
+def test_a_softmax_record_that_overflows_adds_nothing(layout, rows):
+    """It changes nothing of what other records and devices send: 0 · ∞ would show."""
+    for feature, parameter, prior_std in OVERFLOWS.values():
+        theta = np.pad(np.full(2, parameter, np.float32), (0, 4))
+        sums = []
+        for first in (feature, 0.0):
+            X = np.ones((2 * rows, 2))
+            X[0] = first
+            posterior = wflmc.softmax_regression(
+                jax.random.key(0),
+                2,
+                X=X,
+                y=np.zeros(2 * rows, int),
+                classes=3,
+                partition="blocks",
+                prior_std=prior_std,
+            )
+            if layout != "as it is":
+                posterior = posterior.on_accelerator(1, 2.0**30, True)
+                is_last = layout == "chains last"
+                posterior = replace(posterior, chains_last=is_last)
+            sums.append(_clipped_records(posterior, theta))
+        assert np.isfinite(sums).all()
+        np.testing.assert_allclose(sums[0][0], sums[1][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [wflmc.softmax_regression, wflmc.gaussian_regression])
+def test_numbers_that_float32_cannot_hold_are_refused(model):
+    X = np.ones((4, 2))
+    X[1, 1] = -1e39
+    with raises_input_error("data"):
+        model(jax.random.key(0), 2, X=X, y=np.array([0, 1, 0, 1]))

@@ -13,6 +13,8 @@ INITS = ("prior", "zero")
 """Where chains may start: drawn from the prior, or at zero."""
 Names = tuple[int, ...] | tuple[str, ...]
 """The labels of classes: whole numbers, or texts."""
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""Chains compute in float32, in which a larger number is infinite."""
 MAX_CLASSES = 1000
 """Classes that are taken from data; more are targets of a regression, or a mistake."""
 MAX_SHOWN_NAMES = 6
@@ -79,7 +81,7 @@ def check_data(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
 
     Raises:
         InputError: if the data are empty, of unequal length, of another type than real
-            numbers or booleans, or not finite.
+            numbers or booleans, not finite, or too large for float32.
     """
     features = np.asarray(X)
     target = np.asarray(y)
@@ -95,6 +97,9 @@ def check_data(X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         raise _wrong_shapes(features, target)
     if not (np.all(np.isfinite(features)) and np.all(np.isfinite(target))):
         raise InputError("data", "values that are nan or infinite", "finite everywhere")
+    if max(np.abs(features).max(), np.abs(target).max()) > LARGEST_FLOAT32:
+        problem = "values that float32 cannot hold"
+        raise InputError("data", problem, "scaled to moderate size")
     return features, target
 
 

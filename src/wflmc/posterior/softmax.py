@@ -40,7 +40,6 @@ from wflmc.sums.constants import (
     ROWS_PER_FLOAT32_SUM,
 )
 from wflmc.sums.devices import ClippedSum
-from wflmc.sums.norms import row_norms
 from wflmc.sums.parts import part_size
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator
@@ -221,19 +220,15 @@ class SoftmaxPosterior(Regression):
             The sum [m] and the norms ‖g_k‖, [K].
         """
         by_rows = self._short_devices and theta.ndim == 1
-        norms = self.norms
-        if not by_rows and example_clip is None:
-            norms = None
-        elif norms is None:
-            norms = row_norms(jnp.asarray(self.features))
+        rows = self._rows(needs_norms=by_rows or example_clip is not None)
         if not by_rows and not self.chains_last:
-            return self._sum_by_class(theta, weight, clip, norms, example_clip)
+            return self._sum_by_class(rows, theta, weight, clip, example_clip)
         curvature = self._prior_curvature
         block = self.block if by_rows else self._block_of_gradients(theta)
         records = sums.LabelledRows(
-            features=split_blocks(self.features, block),
-            labels=split_blocks(self.labels, block),
-            norms=None if norms is None else split_blocks(norms, block),
+            features=split_blocks(rows.features, block),
+            labels=split_blocks(rows.labels, block),
+            norms=None if rows.norms is None else split_blocks(rows.norms, block),
         )
         if example_clip is None:
             add_devices = (
@@ -249,15 +244,25 @@ class SoftmaxPosterior(Regression):
         )
         return add_records(records, curvature, theta, weight, clip, example_clip)
 
+    def _rows(self, needs_norms: bool) -> sums.LabelledRows:
+        """Return all rows [K', n]; with their norms where clipping needs these."""
+        features = jnp.asarray(self.features)
+        labels = jnp.asarray(self.labels)
+        if not needs_norms:
+            return sums.LabelledRows(features, labels)
+        if self.norms is None:
+            return sums.measured_rows(features, labels)
+        return sums.LabelledRows(features, labels, jnp.asarray(self.norms))
+
     def _sum_by_class(
         self,
+        data: sums.LabelledRows,
         theta: jax.Array,
         weight: jax.Array,
         clip: jax.Array,
-        norms: NumericArray | None,
         example_clip: OptionalArray,
     ) -> ClippedSum:
-        """Return `unrounded_sum` in the layout by class."""
+        """Return `unrounded_sum` of data[K', n] in the layout by class."""
         count = int(self.features.shape[1])
         limit = count if example_clip is None else RECORDS_PER_FLOAT32_SUM
         rows = self.example_block or part_size(count, limit)
@@ -272,9 +277,9 @@ class SoftmaxPosterior(Regression):
 
         curvature = self._prior_curvature
         records = sums.LabelledRows(
-            features=filled_up(self.features),
-            labels=filled_up(self.labels),
-            norms=None if norms is None else filled_up(norms),
+            features=filled_up(data.features),
+            labels=filled_up(data.labels),
+            norms=None if data.norms is None else filled_up(data.norms),
         )
         steps = softmax_classes.Steps(
             block=self._block_of_gradients(theta),
@@ -393,11 +398,14 @@ class SoftmaxPosterior(Regression):
             # An array of JAX here, where hosts have one of NumPy.
             return pad_to_blocks(values, block, group)  # type: ignore[return-value]
 
-        norms = None
-        if by_example or self._short_devices:
-            norms = padded(self._usable_norms())
         # A posterior may be laid out again: zeros that fill up rows are left out first.
         features = self.features[..., : self.feature_count]
+        norms = None
+        if by_example or self._short_devices:
+            usable_norms = self._usable_norms()
+            norms = padded(usable_norms)
+            if np.any(np.isinf(usable_norms)):
+                features = np.where(np.isinf(usable_norms)[..., None], 0.0, features)
         features = features.astype(np.float32, copy=False)
         if ready.feature_padding:
             features = np.pad(features, [(0, 0), (0, 0), (0, ready.feature_padding)])

@@ -41,7 +41,7 @@ from wflmc.sums.devices import (
     zero_pair_sum,
     zero_sum,
 )
-from wflmc.sums.norms import root_of_squares, sum_squares
+from wflmc.sums.norms import root_of_squares, row_norms, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, computed_once, plus
 from wflmc.sums.parts import split_axis
 from wflmc.sums.records import Records, sum_records, sum_steps
@@ -65,6 +65,26 @@ class LabelledRows(NamedTuple):
     """Classes [..., n], from 0."""
     norms: jax.Array | None = None
     """‖u‖[..., n], where records are clipped; infinite for rows that add nothing."""
+
+
+def measured_rows(features: jax.Array, labels: jax.Array) -> LabelledRows:
+    """Return records with their norms; those that float32 cannot use add nothing.
+
+    Such a row has an infinite norm, and so residuals of zero (Sums, step 8). Its
+    features become zeros too: numbers that overflow in it would show nevertheless, as
+    0 · ∞ is not a number.
+
+    Args:
+        features: u[..., n, d].
+        labels: classes [..., n], from 0.
+    """
+    norms = row_norms(features)
+    usable = jnp.isfinite(norms)
+    return LabelledRows(
+        features=jnp.where(usable[..., None], features, 0.0),
+        labels=labels,
+        norms=jnp.where(usable, norms, jnp.inf),
+    )
 
 
 def clip_devices(

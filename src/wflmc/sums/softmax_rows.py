@@ -48,7 +48,7 @@ from wflmc.sums.constants import (
 )
 from wflmc.sums.devices import ClippedSum, Sum, zero_pair_sum
 from wflmc.sums.lattices import lattice_parts, lattice_sum, sum_parts
-from wflmc.sums.norms import root_of_squares
+from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, barrier, plus, times
 from wflmc.sums.parts import part_size
 from wflmc.sums.softmax import Curvature, LabelledRows, hold_logits
@@ -73,7 +73,7 @@ class ShortDevices(NamedTuple):
     """
 
     features: jax.Array
-    """u[..., n, p, d]."""
+    """u[..., n, p, d]; 0 in rows that add nothing."""
     labels: jax.Array
     """Classes [..., n, p]."""
     norms: jax.Array
@@ -114,7 +114,8 @@ class RowResiduals(NamedTuple):
     residuals: jax.Array
     """r[chain, C, parts · n · p]."""
     logits: jax.Array
-    """[chain, C, parts · n · p]."""
+    """[chain, C, parts · n · p]; where records are clipped, 0 for rows whose logits are
+    not finite."""
     lengths: jax.Array
     """‖u‖[parts, n, p] or [chain, parts, n, p] of the rows that count; 0 of others."""
 
@@ -322,7 +323,7 @@ def order_rows(blocks: LabelledRows) -> ShortDevices:
     usable = jnp.where(jnp.isfinite(norms)[..., None], features, 0.0)
     # Block, part, rows i and j, device, feature. `row_product_error` needs full float32.
     products = jnp.einsum("baipd,bajpd->baijp", usable, usable, precision="highest")
-    return ShortDevices(features, by_part(blocks.labels), norms, products)
+    return ShortDevices(usable, by_part(blocks.labels), norms, products)
 
 
 def _inputs_of_parts(inputs: DeviceInputs, block: ShortDevices) -> DeviceInputs:
@@ -347,11 +348,12 @@ def _prior_share(curvature: Curvature, parameters: jax.Array) -> PriorShare:
     unscaled = prior_share(curvature, parameters)[0]
     factor = prior_factor(unscaled, PARAMETER_AXES)
     scaled = factor[:, None, None] * unscaled
+    by_class = barrier(sum_squares(scaled))
     return PriorShare(
         curvature=curvature,
         factor=factor,
         gradient=scaled,
-        squared_norm=jnp.sum(scaled**2, axis=PARAMETER_AXES),
+        squared_norm=staged_sum(by_class),
     )
 
 
@@ -385,7 +387,9 @@ def _row_residuals(
     limits_of_rows = jnp.where(too_long, 0.0, limits).reshape(len(limits), -1)
     clipped = clip_residuals(residuals, block.norms.ravel(), limits_of_rows)
     lengths = jnp.where(too_long, 0.0, block.norms)
-    return RowResiduals(barrier(clipped), logits, lengths)
+    # A row whose logits overflow has residuals of zero, and must not show elsewhere.
+    is_finite = jnp.all(jnp.isfinite(logits), axis=CLASS_AXIS, keepdims=True)
+    return RowResiduals(barrier(clipped), jnp.where(is_finite, logits, 0.0), lengths)
 
 
 def _squared_norms(
