@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import wflmc
+from tests.conftest import FULL
 from tests.plan_tools import grouped
 from wflmc import channel
 from wflmc.dynamics import OVERDAMPED
@@ -66,7 +67,7 @@ def random_problem(generator):
             return problem_of(floor, cap, active, budget)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(200 if FULL else 25))
 def test_the_level_is_that_of_raising_all_rounds_slowly(seed):
     problem = random_problem(np.random.default_rng(seed))
     a = water_level(problem).a
@@ -74,7 +75,7 @@ def test_the_level_is_that_of_raising_all_rounds_slowly(seed):
     np.testing.assert_allclose(a, expected, atol=3 * problem.rounds * step)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(200 if FULL else 25))
 def test_every_round_is_at_its_cap_or_has_a_device_without_budget(seed):
     problem = random_problem(np.random.default_rng(1000 + seed))
     a = water_level(problem).a

@@ -5,6 +5,7 @@ import io
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +69,12 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("by_example", [False, True])
-@pytest.mark.parametrize("by_device", [False, True])
-@pytest.mark.parametrize("chains", [0, 3] if FULL else [3])
+@pytest.mark.parametrize(
+    ("by_example", "by_device", "chains"),
+    list(product([False, True], [False, True], [0, 3]))
+    if FULL
+    else [(False, True, 3), (True, False, 3)],
+)
 def test_clipped_sums_are_those_of_the_known_model(name, by_example, by_device, chains):
     known, custom = PAIRS[name]
     assert np.ptp(known.sizes) > 0

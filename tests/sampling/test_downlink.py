@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from wflmc.planning.build import TrialPlan, complete_request
 from wflmc.posterior import w2_squared
 from wflmc.sampling.kernel import broadcast, kernel_rounds
 
+from ..conftest import FULL
 from ..error_tools import names_key, raises_input_error
 from ..plan_tools import with_context
 from .compile_tools import clipped_sum
@@ -71,9 +73,13 @@ def test_every_device_hears_noise_of_its_own():
     )
 
 
-@pytest.mark.parametrize("examples", [16, 120])  # few rows on a device, and many
-@pytest.mark.parametrize("example_clip", [None, 0.7])
-@pytest.mark.parametrize("model", ["gaussian", "softmax", "whitened"])
+@pytest.mark.parametrize(
+    ("model", "example_clip", "examples"),
+    # Few rows on a device, and many.
+    list(product(["gaussian", "softmax", "whitened"], [None, 0.7], [16, 120]))[
+        :: 1 if FULL else 3
+    ],
+)
 def test_gradients_are_taken_where_each_device_thinks_it_is(
     model, examples, example_clip
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from wflmc.sampling import Execution, chunks, kernel, kernel_rounds
 from wflmc.support.errors import OverspendError
 from wflmc.support.keys import named
 
+from ..conftest import FULL
 from ..error_tools import raises_input_error
 from ..plan_tools import with_context
 from .compile_tools import count_compilations
@@ -80,9 +82,12 @@ def law_scores(posterior, plan, sampled_with=None, seed=3):
     )
 
 
-@pytest.mark.parametrize("power", POLICIES)
-@pytest.mark.parametrize("schedule", ["all", "threshold"])
-@pytest.mark.parametrize("init", ["prior", "zero"])
+@pytest.mark.parametrize(
+    ("power", "schedule", "init"),
+    list(product(POLICIES, ["all", "threshold"], ["prior", "zero"]))[
+        :: 1 if FULL else 3
+    ],
+)
 def test_chains_follow_the_exact_law(posterior, power, schedule, init):
     plan = make_plan(posterior, power, schedule, init=init)
     if schedule == "threshold" and POLICIES[power].wireless:

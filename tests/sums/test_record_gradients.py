@@ -13,6 +13,7 @@ from wflmc.sums.constants import RECORD_SQUARES_PER_STAGE, UNIT_ROUNDOFF
 from wflmc.sums.norms import additions
 from wflmc.sums.record_gradients import with_fast_convolutions
 
+from ..conftest import FULL
 from ..sampling.compile_tools import clipped_sum
 
 DEVICES = 3
@@ -117,7 +118,9 @@ def one_by_one(posterior, function, start, clip=CLIP):
 @pytest.mark.parametrize(
     ("function", "size"),
     [
-        *[(network, 24) for network in (dense, transposed, one_row, shaped, jitted)],
+        *[(network, 24) for network in (dense, transposed, one_row, shaped, jitted)][
+            :: 1 if FULL else 2
+        ],
         *[(twice, 43), (rows_of_a_record, 54), (convolved, 43)],
     ],
 )
