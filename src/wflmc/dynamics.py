@@ -800,7 +800,7 @@ class Motion(NamedTuple):
     weight: ArrayLike
     """Of every device's gradient in the update, [..., S, K]."""
     init: str = "prior"
-    """Where the chain starts: prior or zero."""
+    """Where the chain starts: prior, prior-mean or zero."""
     dynamics: Dynamics = OVERDAMPED
     """With kinetic dynamics noise is that of the velocity."""
     downlink: ArrayLike = 0.0
@@ -906,8 +906,9 @@ def diagonal_response(
 
     Args:
         precision: λ, eigenvalues of the Hessian, [m].
-        mean_sq: squares of the posterior mean along them, [m].
-        start: variance of θ[0] along each, [m] or one number; its mean is zero.
+        mean_sq: squares along them of the way from the mean of the start to that of the
+            posterior, [m].
+        start: variance of θ[0] along each, [m] or one number.
         motion: how the chain moves; overdamped dynamics alone.
         burn_in: S_b; the response is that of the rounds after it.
 

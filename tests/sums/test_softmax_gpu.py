@@ -11,6 +11,7 @@ import pytest
 
 from wflmc.sums import softmax as softmax_sums
 from wflmc.sums import softmax_gpu
+from wflmc.sums.prior import DevicePrior
 
 from ..conftest import FULL
 
@@ -20,7 +21,7 @@ gradients = jax.jit(functools.partial(softmax_gpu.gradients, interpret=HERE))
 by_plain_jax = jax.jit(
     lambda *data_and_theta: softmax_sums.device_gradients(
         softmax_sums.LabelledRows(*data_and_theta[:2]),
-        0.0,
+        DevicePrior(0.0),
         data_and_theta[2],
     )
 )

@@ -627,6 +627,7 @@ def moments_of(posterior: Posterior, trace: Trace) -> Moments:
             prior=prior,
             examples=posterior.sizes,
             coordinates=posterior.coordinates,
+            prior_linear=posterior.devices * posterior.prior_linear,
         )
     mean = posterior.coordinates_of(np.asarray(trace.theta, dtype=float).mean(1))
     prior, prior_linear = _prior_quadratic(posterior, mean)
@@ -668,7 +669,7 @@ def _without_negative(matrices: Array) -> Array:
 def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]:
     """Return Λ[..., m, m] and λ[..., m] with −log p(φ) ≈ φᵀΛφ/2 − λᵀφ + constant.
 
-    Regressions have a normal prior around 0, and so has any other model, with the
+    Regressions have a normal prior, and so has any other model, around 0 and with the
     variance `prior_power`. Of a custom model, Λ is the Hessian of −log p at
     middle[chain, m], and λ makes the gradient there that of the prior.
     """
@@ -678,12 +679,12 @@ def _prior_quadratic(posterior: Posterior, middle: Array) -> tuple[Array, Array]
         gradient, hessian = (np.asarray(part, dtype=float) for part in derivatives)
         precision = _without_negative((hessian + hessian.swapaxes(1, 2)) / 2)
         return precision, (precision @ middle[..., None])[..., 0] - gradient
-    precision = np.eye(posterior.dim) / posterior.prior_power
-    if isinstance(posterior, Regression):
-        by_class = np.eye(max(1, posterior.classes))
-        of_classes = np.kron(by_class, posterior.prior_precision)
-        precision = np.asarray(of_classes, dtype=float)
-    return precision, np.zeros(posterior.dim)
+    if not isinstance(posterior, Regression):
+        return np.eye(posterior.dim) / posterior.prior_power, np.zeros(posterior.dim)
+    by_class = np.eye(max(1, posterior.classes))
+    of_classes = np.kron(by_class, posterior.prior_precision)
+    precision = np.asarray(of_classes, dtype=float)
+    return precision, precision @ posterior.start_mean("prior-mean")
 
 
 @partial(jax.jit, static_argnums=0)

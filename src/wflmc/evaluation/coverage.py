@@ -174,7 +174,8 @@ def _simulate_data(
     noise = generator.standard_normal(outcomes.shape)
     is_real = np.arange(features.shape[1]) < posterior.sizes[:, None]
     outcomes += is_real * noise
-    linear = np.einsum("knm,dkn->dkm", features, outcomes)
+    of_outcomes = np.einsum("knm,dkn->dkm", features, outcomes)
+    linear = of_outcomes + posterior.prior_linear
     return _SimulatedData(
         parameters=np.asarray(posterior.parameters(truth)),
         linear=jnp.asarray(linear, jnp.float32),
@@ -193,7 +194,7 @@ class _DataSets(NamedTuple):
     posterior: GaussianPosterior | None
     """With features, devices and prior; its own outcomes are not used."""
     linear: jax.Array | int
-    """X_kᵀ y_k of every device, [data set, K, m]."""
+    """X_kᵀ y_k and the share of the prior of every device, [data set, K, m]."""
 
 
 def _step_of_data_set(

@@ -17,6 +17,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from wflmc.dynamics import Array, Motion, Response, diagonal_response
 from wflmc.planning.solvers.path_following import MAX_STEPS, follow_path
 from wflmc.planning.solvers.program import HEADROOM, MIN_POWER_FRACTION, Bools
+from wflmc.posterior.inputs import starts_at_point
 from wflmc.support.errors import InputError
 
 GAP_TOLERANCE = 1e-9
@@ -51,7 +52,8 @@ class Proxy:
     """Eigenvalues of the Hessian of f, prior included: [m], or one for all
     directions."""
     mean_sq: ArrayLike = 0.0
-    """‖posterior mean‖², equally in all directions; or its squares along each, [m]."""
+    """‖posterior mean − m‖² for the mean m of the start, equally in all directions; or
+    its squares along each, [m]."""
     prior_std: float = 1.0
     """Of θ[0] with init = "prior"."""
 
@@ -59,7 +61,7 @@ class Proxy:
         """Return how the law of a chain on this posterior depends on noise.
 
         The posterior is N(mean, diag(1/precision)), and the chain starts at
-        N(0, prior_std² I) or at 0. No private data are used, so that a plan by the
+        N(m, prior_std² I) or at m, the prior's mean or 0. No private data are used, so that a plan by the
         proxy is covered by ε.
 
         Args:
@@ -78,7 +80,7 @@ class Proxy:
         mean_sq = self._checked("mean_sq", dim, 0.0)
         if mean_sq.ndim == 0:
             mean_sq = np.full(dim, float(mean_sq) / dim)
-        initial_variance = self.prior_std**2 if motion.init == "prior" else 0.0
+        initial_variance = 0.0 if starts_at_point(motion.init) else self.prior_std**2
         return diagonal_response(
             np.broadcast_to(precision, (dim,)),
             mean_sq,

@@ -13,6 +13,7 @@ from wflmc.planning.bound import Problem
 from wflmc.planning.options import PlanRequest
 from wflmc.planning.plan import Plan
 from wflmc.posterior.base import Posterior
+from wflmc.posterior.inputs import starts_at_point
 from wflmc.privacy import Privacy
 from wflmc.privacy.ledger import TOLERANCE
 from wflmc.support.notices import Notice, NoticeCode
@@ -277,7 +278,7 @@ def _cold_draws(plan: Plan) -> Iterator[Notice]:
     at_last = max(float(missing[-1].max()), 0.0)
     if at_first <= SMALLEST_MISSING_VARIANCE:
         return
-    start = " and starts at one point" if plan.init == "zero" else ""
+    start = " and starts at one point" if starts_at_point(plan.init) else ""
     yield Notice(
         NoticeCode.COLD_DRAWS,
         f"Burn-in is colder than the posterior{start}: in some direction up to "
@@ -291,8 +292,8 @@ def _variance_ratio(plan: Plan) -> Array:
 
     Along a direction of curvature λ the posterior has the variance 1/λ, and a round
     x' = A x + G ξ with noise of variance v has P' = A P Aᵀ + v G Gᵀ. The start is as
-    wide as the posterior, or a point for `init = "zero"`, and v ~ N(0, 1); a wider start
-    leaves more. All devices are active, and no gradient is clipped.
+    wide as the posterior, or a point where all chains start at one, and v ~ N(0, 1); a
+    wider start leaves more. All devices are active, and no gradient is clipped.
 
     Args:
         plan: with its noise.
@@ -309,7 +310,9 @@ def _variance_ratio(plan: Plan) -> Array:
     noise_matrix = linear_round.noise_matrix
     noise_variance = plan.noise_variance[:, None, None]
     noise_covariance = noise_variance * (noise_matrix @ noise_matrix.swapaxes(-1, -2))
-    start_variance = np.zeros_like(curvature) if plan.init == "zero" else 1 / curvature
+    start_variance = 1 / curvature
+    if starts_at_point(plan.init):
+        start_variance = np.zeros_like(curvature)
     of_directions = [
         plan.dynamics.initial_law(np.zeros(1), variance.reshape(1, 1))
         for variance in start_variance

@@ -56,7 +56,8 @@ class Sampler:
     init: Annotated[
         str,
         Choices(INITS),
-        "prior or zero, where the chain starts.",
+        "where the chain starts: prior, a draw from it; prior-mean, the mean of such "
+        "draws; or zero.",
     ] = "prior"
     dynamics: Annotated[
         str | Dynamics,

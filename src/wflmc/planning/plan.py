@@ -455,7 +455,7 @@ class Plan(Shown):
 
     @property
     def init(self) -> str:
-        """Return where chains start: "prior", drawn from the prior, or "zero"."""
+        """Return where chains start: "prior", drawn from it, "prior-mean" or "zero"."""
         return self.context.init
 
     @property

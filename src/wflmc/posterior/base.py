@@ -142,7 +142,7 @@ class Posterior(SumsGradients, Protocol):
         Distances are those of the coordinates that chains move in.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Returns:
             The squared Wasserstein distance; an estimate where `start_is_estimate`.
@@ -154,7 +154,7 @@ class Posterior(SumsGradients, Protocol):
 
         Args:
             key: of the draw.
-            init: "prior", or "zero" for a start at zero.
+            init: "prior"; or "prior-mean" or "zero" for a start at that point.
 
         Returns:
             φ[m].
@@ -401,7 +401,7 @@ class Posterior(SumsGradients, Protocol):
         posterior, without running one.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Returns:
             Its curvatures, start and the devices' gradients at the mode, along the main

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from wflmc.dynamics import OVERDAMPED, Dynamics, Motion, Quadratic, Response
 from wflmc.posterior.base import STATIC, OptionalArray
 from wflmc.posterior.coordinates import Coordinates
-from wflmc.posterior.inputs import check_data, check_init
+from wflmc.posterior.inputs import check_data, check_prior_mean, starts_at_point
 from wflmc.posterior.law import Gaussian, LinearChain, w2_squared
 from wflmc.posterior.partition import spread_over_devices
 from wflmc.posterior.regression import Regression, check_regression
 from wflmc.sums import gaussian as sums
 from wflmc.sums.blocks import block_size, pad_to_blocks, split_blocks
 from wflmc.sums.devices import ClippedSum
+from wflmc.sums.prior import DevicePrior
 from wflmc.support.errors import InputError
 from wflmc.support.keys import host_generator
 
@@ -33,11 +34,12 @@ norm, clipping and sum."""
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class GaussianPosterior(Regression):
-    """p(θ|D) for v = θᵀu + N(0, 1) and prior N(0, prior_std² I).
+    """p(θ|D) for v = θᵀu + N(0, 1) and prior N(θ₀, prior_std² I).
 
     It is held as each device's sufficient statistics: the gradient of device k is
-    H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and b_k = Σ v u, so that a round
-    costs K small matrix products whatever the number of examples. Clipping the
+    H_k θ − b_k with H_k = Σ u uᵀ + I/(K prior_std²) and
+    b_k = Σ v u + θ₀/(K prior_std²), so that a round costs K small matrix products
+    whatever the number of examples. Clipping the
     examples one by one needs them all: the gradient of one is (θᵀu − v) u, and clipping
     it to c limits its residual to c/‖u‖.
     """
@@ -47,7 +49,7 @@ class GaussianPosterior(Regression):
     hessian: Array
     """H[K, m, m], each device's share of the prior included."""
     linear: Array
-    """b[K, m]."""
+    """b[K, m], each device's share of the prior included."""
     mean: Array
     """Of the posterior, in the coordinates that chains move in, [m]."""
     covariance: Array
@@ -71,10 +73,27 @@ class GaussianPosterior(Regression):
         outcomes: np.ndarray,
         sizes: NDArray[np.intp],
         prior_std: float,
+        prior_mean: Array | None,
         space: Coordinates | None,
     ) -> "GaussianPosterior":
-        posterior = _assemble(features, outcomes, sizes, prior_std, space)
+        posterior = _assemble(
+            features,
+            outcomes,
+            sizes,
+            prior_std=prior_std,
+            prior_mean=prior_mean,
+            space=space,
+        )
         return replace(posterior, intercept=self.intercept)
+
+    @property
+    def mode(self) -> Array:
+        """Return the parameters of the largest posterior density, which are its mean.
+
+        Returns:
+            θ[m].
+        """
+        return self.exact.mean
 
     @property
     def exact(self) -> Gaussian:
@@ -105,15 +124,14 @@ class GaussianPosterior(Regression):
         return Gaussian(self.mean, self.covariance)
 
     def _initial(self, init: str) -> Gaussian:
-        """Return the law of φ[0]: the prior, or a point mass at zero."""
-        check_init(init)
+        """Return the law of φ[0]: the prior, or a point mass at its mean or zero."""
+        mean = self.start_mean(init)
         prior_root = self.prior_std * np.eye(self.dim)
         if self.coordinates is not None:
             prior_root = self.coordinates.prior_root
-        mean = np.zeros(self.dim)
-        if init == "prior":
-            return Gaussian(mean, prior_root @ prior_root.T)
-        return Gaussian(mean, 0.0 * prior_root)
+        if starts_at_point(init):
+            return Gaussian(mean, 0.0 * prior_root)
+        return Gaussian(mean, prior_root @ prior_root.T)
 
     def initial_w2_sq(self, init: str = "prior") -> float:
         """Compute W2² between the start and the posterior, exactly.
@@ -122,7 +140,7 @@ class GaussianPosterior(Regression):
         at the start in the paper's Proposition 1.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Raises:
             InputError: for another start.
@@ -164,17 +182,28 @@ class GaussianPosterior(Regression):
             features=split_blocks(self.features, block),
             target=split_blocks(self.target, block),
         )
-        curvature = self._prior_curvature
         return sums.record_clipped_sum(
-            records, curvature, theta, weight, clip, example_clip
+            records, self._device_prior, theta, weight, clip, example_clip
         )
 
     @property
-    def _prior_curvature(self) -> Array:
-        """Each device's share of the prior's curvature, [m, m]."""
+    def _device_prior(self) -> DevicePrior:
+        """Each device's share of the prior, with a matrix of curvature [m, m]."""
         if self.coordinates is not None:
-            return self.coordinates.precision / self.devices
-        return np.eye(self.dim) / (self.devices * self.prior_std**2)
+            curvature = self.coordinates.precision / self.devices
+        else:
+            curvature = np.eye(self.dim) / (self.devices * self.prior_std**2)
+        return DevicePrior(curvature, self.prior_mean)  # type: ignore[arg-type]
+
+    @property
+    def prior_linear(self) -> Array:
+        """Return each device's share of the prior in b_k, Λφ₀/K, [m].
+
+        It is zero for a prior around zero.
+        """
+        if self.prior_mean is None:
+            return np.zeros(self.dim)
+        return self.prior_precision @ self.prior_mean / self.devices
 
     def working_bytes(self, chains: int, by_example: bool = False) -> float:
         """Estimate the memory that one device at a time needs for its part of a round.
@@ -379,7 +408,7 @@ class GaussianPosterior(Regression):
             step_size: η[..., S], or h of kinetic dynamics.
             weight: w[..., S, K] of devices in the update.
             noise_variance: σ²[..., S] of the whole noise of an update.
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
             dynamics: overdamped or kinetic.
             downlink: variance of the noise in what devices receive of θ.
 
@@ -417,7 +446,7 @@ class GaussianPosterior(Regression):
         The directions are the eigenvectors of H = Σ_k H_k; no approximation is made.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Returns:
             The quadratic along m directions, in the coordinates that chains move in.
@@ -426,12 +455,12 @@ class GaussianPosterior(Regression):
             InputError: for another start.
         """
         values, vectors = np.linalg.eigh(self.hessian.sum(0))
-        start_covariance = self._initial(init).covariance
-        start_variance = np.einsum("ij,ik,kj->j", vectors, start_covariance, vectors)
+        start = self._initial(init)
+        start_variance = np.einsum("ij,ik,kj->j", vectors, start.covariance, vectors)
         gradients_at_mode = self.hessian @ self.mean - self.linear
         return Quadratic(
             precision=values,
-            start_mean=-self.mean @ vectors,
+            start_mean=(start.mean - self.mean) @ vectors,
             start_variance=start_variance,
             gradients_at_mode=gradients_at_mode @ vectors,
             mode=self.exact.mean,
@@ -442,7 +471,9 @@ def _assemble(
     features: Array,
     target: Array,
     sizes: NDArray[np.intp],
+    *,
     prior_std: float,
+    prior_mean: Array | None,
     space: Coordinates | None = None,
 ) -> GaussianPosterior:
     """Return the posterior of data on devices.
@@ -452,7 +483,8 @@ def _assemble(
         target: v[K, n].
         sizes: N_k, [K].
         prior_std: of the prior on every parameter.
-        space: the coordinates that features are in; None: those of the parameters.
+        prior_mean: φ₀[m]; None: zero.
+        space: the coordinates that features and mean are in; None: the parameters.
 
     Raises:
         InputError: where squares overflow, or the Hessian is not positive definite.
@@ -466,8 +498,10 @@ def _assemble(
         moments = features.swapaxes(1, 2) @ features
         hessian = moments + prior_precision / devices
         linear = np.einsum("kn,knm->km", target, features)
+        if prior_mean is not None:
+            linear = linear + prior_precision @ prior_mean / devices
     total = hessian.sum(0)
-    if not np.all(np.isfinite(total)):
+    if not (np.all(np.isfinite(total)) and np.all(np.isfinite(linear))):
         problem = "values whose squares overflow"
         raise InputError("data", problem, "scaled to moderate size")
     values, vectors = np.linalg.eigh(total)
@@ -479,6 +513,7 @@ def _assemble(
         target=target,
         sizes=sizes,
         prior_std=prior_std,
+        prior_mean=prior_mean,
         coordinates=space,
         hessian=hessian,
         linear=linear,
@@ -500,6 +535,7 @@ def gaussian_regression(
     intercept: bool = False,
     partition: str | NDArray[np.intp] = "iid",
     prior_std: float = 1.0,
+    prior_mean: ArrayLike | None = None,
 ) -> GaussianPosterior:
     """Return the posterior of a linear regression whose examples are on devices.
 
@@ -517,13 +553,16 @@ def gaussian_regression(
         intercept: whether to add a column of ones to X.
         partition: "iid", "blocks", "by-label" or "dirichlet:A", or the device of every
             row, [N]; see `wflmc.posterior.partition`.
-        prior_std: s of the prior N(0, s² I).
+        prior_std: s of the prior N(θ₀, s² I).
+        prior_mean: θ₀[m], with the intercept's last where there is one; None: zero. ε
+            covers nothing of it, so that it must not come from the private data.
 
     Returns:
         The posterior, with exact μ and L.
 
     Raises:
-        InputError: for bad sizes, data that are not finite or overflow, or X without y.
+        InputError: for bad sizes, data or a mean that are not finite or overflow, or X
+            without y.
 
     Examples:
         >>> posterior = gaussian_regression(jax.random.key(0), devices=30)
@@ -543,7 +582,14 @@ def gaussian_regression(
         intercept=intercept,
         rule=partition,
     )
-    return replace(_assemble(rows, targets, sizes, prior_std), intercept=intercept)
+    posterior = _assemble(
+        rows,
+        targets,
+        sizes,
+        prior_std=prior_std,
+        prior_mean=check_prior_mean(prior_mean, rows.shape[-1]),
+    )
+    return replace(posterior, intercept=intercept)
 
 
 def _synthetic(key: jax.Array, examples: int, dim: int) -> tuple[Array, Array]:

@@ -9,8 +9,9 @@ from wflmc.support.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 
-INITS = ("prior", "zero")
-"""Where chains may start: drawn from the prior, or at zero."""
+INITS = ("prior", "prior-mean", "zero")
+"""Where chains may start: drawn from the prior, at the mean of these draws, or at
+zero."""
 Names = tuple[int, ...] | tuple[str, ...]
 """The labels of classes: whole numbers, or texts."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -34,6 +35,41 @@ def check_init(init: str) -> None:
     """
     if init not in INITS:
         raise unknown("init", init, INITS, section="sampler")
+
+
+def starts_at_point(init: str) -> bool:
+    """Return whether all chains start at the same point.
+
+    Args:
+        init: one of `INITS`.
+    """
+    return init != "prior"
+
+
+def check_prior_mean(prior_mean: ArrayLike | None, dim: int) -> Array | None:
+    """Return the mean of a prior as one vector of finite floats.
+
+    Args:
+        prior_mean: θ₀, of m numbers in any shape, those of a class side by side; or
+            None.
+        dim: m.
+
+    Returns:
+        θ₀[m]; None where no mean is given.
+
+    Raises:
+        InputError: for another number of values, or values that are not finite.
+    """
+    if prior_mean is None:
+        return None
+    mean = np.asarray(prior_mean)
+    requirement = f"{dim} finite numbers, one per parameter"
+    if mean.dtype.kind not in "fiu" or mean.size != dim:
+        problem = f"shape {mean.shape} of type {mean.dtype}"
+        raise InputError("prior_mean", problem, requirement)
+    if not np.all(np.isfinite(mean)):
+        raise InputError("prior_mean", "values that are nan or infinite", requirement)
+    return mean.astype(float).ravel()
 
 
 def check_positive(numbers: Mapping[str, float], or_zero: bool = False) -> None:

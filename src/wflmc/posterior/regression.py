@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -16,6 +17,7 @@ from wflmc.posterior.inputs import (
     check_counts,
     check_init,
     check_positive,
+    starts_at_point,
     with_intercept,
 )
 from wflmc.support.errors import InputError, Shown, ShownValues
@@ -26,10 +28,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regression(Shown, Posterior):
-    """p(θ|D) with prior N(0, prior_std² I) and inner products θᵀu of features u.
+    """p(θ|D) with prior N(θ₀, prior_std² I) and inner products θᵀu of features u.
 
-    Features, μ, L and gradients are those of the coordinates that chains move in;
-    `whitened` gives others.
+    Features, prior mean, μ, L and gradients are those of the coordinates that chains
+    move in; `whitened` gives others.
     """
 
     features: Array
@@ -38,6 +40,8 @@ class Regression(Shown, Posterior):
     sizes: NDArray[np.intp]
     """N_k, [K]."""
     prior_std: float
+    prior_mean: Array | None = None
+    """φ₀[m], the prior's mean in the coordinates that chains move in; None: zero."""
     mu: float
     L: float
     block: int = field(default=1, metadata=STATIC)
@@ -75,6 +79,11 @@ class Regression(Shown, Posterior):
     def _data(self) -> tuple[Array, np.ndarray]:
         """Features, and outcomes as the model holds them."""
 
+    @property
+    @abstractmethod
+    def mode(self) -> Array:
+        """Return the parameters of the largest posterior density, θ[m]."""
+
     @abstractmethod
     def _with_data(
         self,
@@ -82,6 +91,7 @@ class Regression(Shown, Posterior):
         outcomes: np.ndarray,
         sizes: NDArray[np.intp],
         prior_std: float,
+        prior_mean: Array | None,
         space: Coordinates | None,
     ) -> Self:
         """Return the same model of other data.
@@ -91,6 +101,7 @@ class Regression(Shown, Posterior):
             outcomes: as in the data, [K, n].
             sizes: N_k, [K].
             prior_std: of the prior on the parameters, used where `space` is None.
+            prior_mean: φ₀[m], in the coordinates of `space`; None: zero.
             space: the coordinates, with the prior in them; None: the parameters.
         """
 
@@ -175,6 +186,7 @@ class Regression(Shown, Posterior):
             outcomes=outcomes[index : index + 1, :size],
             sizes=self.sizes[index : index + 1],
             prior_std=self.prior_std * self.devices**0.5,
+            prior_mean=self.prior_mean,
             space=space,
         )
 
@@ -190,7 +202,7 @@ class Regression(Shown, Posterior):
             matrix: W[d, d]; by default that which whitens the features (see
                 `wflmc.posterior.whitening`).
             prior_on: "parameters" leaves the prior as it is; "whitened" puts
-                N(0, prior_std² I) on φ, which is another prior on θ.
+                N(φ₀, prior_std² I) on φ, which is another prior on θ, of the same mean.
 
         Raises:
             InputError: for a matrix of another shape or without an inverse, or a
@@ -207,11 +219,13 @@ class Regression(Shown, Posterior):
             raise InputError("matrix", problem, f"[{dim}, {dim}], as many as features")
         space = coordinates(matrix, self.prior_std, prior_on)
         features, outcomes = self._data
+        prior_mean = None if self.prior_mean is None else space.of(self.prior_mean)
         posterior = self._with_data(
             features=features @ space.matrix.T,
             outcomes=outcomes,
             sizes=self.sizes,
             prior_std=self.prior_std,
+            prior_mean=prior_mean,
             space=space,
         )
         return replace(posterior, subject=self.digest)
@@ -247,23 +261,40 @@ class Regression(Shown, Posterior):
 
     @property
     def prior_power(self) -> float:
-        """Return the mean square of a coordinate φ under the prior.
+        """Return the mean square of a coordinate's distance from the prior's mean.
 
         It is prior_std² where chains move in the parameters; else the average of the
         prior's variances over coordinates. A link states its downlink noise relative
-        to it.
+        to it, as the server may broadcast differences from a mean that is public.
         """
         if self.coordinates is None:
             return float(self.prior_std) ** 2
         prior_root = self.coordinates.prior_root
         return float((prior_root**2).sum() / len(prior_root))
 
+    def start_mean(self, init: str) -> Array:
+        """Return the mean of the law that chains start from.
+
+        Args:
+            init: "prior", "prior-mean" or "zero".
+
+        Returns:
+            φ[m], the prior's mean or zero.
+
+        Raises:
+            InputError: for another start.
+        """
+        check_init(init)
+        if init == "zero" or self.prior_mean is None:
+            return np.zeros(self.dim)
+        return self.prior_mean
+
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, in the coordinates that chains move in.
 
         Args:
             key: of the draw.
-            init: "prior", or "zero" for a start at zero.
+            init: "prior"; or "prior-mean" or "zero" for a start at that point.
 
         Returns:
             φ[m].
@@ -271,10 +302,14 @@ class Regression(Shown, Posterior):
         Raises:
             InputError: for another start.
         """
-        check_init(init)
         draw = jax.random.normal(key, (self.dim,))
-        if init == "zero":
-            return 0.0 * draw
+        mean = jnp.asarray(self.start_mean(init), draw.dtype)
+        if starts_at_point(init):
+            return mean + 0.0 * draw
+        return mean + self._deviation_from_prior_mean(draw)
+
+    def _deviation_from_prior_mean(self, draw: jax.Array) -> jax.Array:
+        """Return R z, which is φ − φ₀ under the prior, for a draw z[m] from N(0, I)."""
         if self.coordinates is None:
             return self.prior_std * draw
         prior_root = self.coordinates.prior_root

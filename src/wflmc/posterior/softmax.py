@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from wflmc.posterior.inputs import (
     check_counts,
     check_data,
     check_init,
+    check_prior_mean,
     class_names,
+    starts_at_point,
 )
 from wflmc.posterior.law import Gaussian, w2_squared
 from wflmc.posterior.partition import spread_over_devices
@@ -41,6 +43,7 @@ from wflmc.sums.constants import (
 )
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.parts import part_size
+from wflmc.sums.prior import DevicePrior
 from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator
 from wflmc.support.trees import NumericArray
@@ -112,23 +115,22 @@ class LaplaceVariances(NamedTuple):
     """Along the main directions of the Hessian at the mode, [m]."""
 
 
-@without_data
-class _ContrastApproximation(NamedTuple):
-    """The Laplace approximation of what tells one class from the others."""
+class _Way(NamedTuple):
+    """The way from the start of chains to the mode, mode − start."""
 
-    mode: Array
-    """[m]."""
-    covariance: Array
-    """The same for each of the C − 1 contrasts of classes, [d, d]."""
+    of_contrasts: Array
+    """Without what all classes have in common, [C, d]."""
+    common: Array
+    """What all classes have in common, [d]."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SoftmaxPosterior(Regression):
-    """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(0, prior_std² I).
+    """p(θ|D) for p(v = c|u) ∝ exp(θ_cᵀu) and prior N(θ₀, prior_std² I).
 
     θ is the C vectors θ_c one after the other. The gradient of device k in θ_c is
-    Σ_n p(c|u_n) u_n − Σ_{n: v_n = c} u_n + θ_c/(K prior_std²). μ is the smallest
+    Σ_n p(c|u_n) u_n − Σ_{n: v_n = c} u_n + (θ_c − θ₀_c)/(K prior_std²). μ is the smallest
     curvature of the prior, L the largest eigenvalue of Σ u uᵀ/2 and the prior's
     curvature (Böhning's bound).
     """
@@ -183,6 +185,7 @@ class SoftmaxPosterior(Regression):
         outcomes: np.ndarray,
         sizes: NDArray[np.intp],
         prior_std: float,
+        prior_mean: Array | None,
         space: Coordinates | None,
     ) -> "SoftmaxPosterior":
         posterior = _assemble(
@@ -190,6 +193,7 @@ class SoftmaxPosterior(Regression):
             outcomes,
             sizes,
             prior_std=prior_std,
+            prior_mean=prior_mean,
             names=self.class_names,
             space=space,
         )
@@ -223,7 +227,7 @@ class SoftmaxPosterior(Regression):
         rows = self._rows(needs_norms=by_rows or example_clip is not None)
         if not by_rows and not self.chains_last:
             return self._sum_by_class(rows, theta, weight, clip, example_clip)
-        curvature = self._prior_curvature
+        prior = self._device_prior
         block = self.block if by_rows else self._block_of_gradients(theta)
         records = sums.LabelledRows(
             features=split_blocks(rows.features, block),
@@ -236,13 +240,13 @@ class SoftmaxPosterior(Regression):
                 if by_rows
                 else sums.device_clipped_sum(self.feature_count)
             )
-            return add_devices(records, curvature, theta, weight, clip)
+            return add_devices(records, prior, theta, weight, clip)
         add_records = (
             softmax_rows.record_clipped_sum
             if by_rows
             else sums.record_clipped_sum(self.feature_count)
         )
-        return add_records(records, curvature, theta, weight, clip, example_clip)
+        return add_records(records, prior, theta, weight, clip, example_clip)
 
     def _rows(self, needs_norms: bool) -> sums.LabelledRows:
         """Return all rows [K', n]; with their norms where clipping needs these."""
@@ -275,7 +279,7 @@ class SoftmaxPosterior(Regression):
             widths = _row_padding(values.ndim, lacking_rows)
             return jnp.pad(jnp.asarray(values), widths)
 
-        curvature = self._prior_curvature
+        prior = self._device_prior
         records = sums.LabelledRows(
             features=filled_up(data.features),
             labels=filled_up(data.labels),
@@ -288,9 +292,9 @@ class SoftmaxPosterior(Regression):
         )
         if example_clip is None:
             add_devices = softmax_classes.device_clipped_sum(steps)
-            return add_devices(records, curvature, theta, weight, clip)
+            return add_devices(records, prior, theta, weight, clip)
         add_records = softmax_classes.record_clipped_sum(steps)
-        return add_records(records, curvature, theta, weight, clip, example_clip)
+        return add_records(records, prior, theta, weight, clip, example_clip)
 
     def _block_of_gradients(self, theta: jax.Array) -> int:
         """Return how many devices' gradients are written at a time."""
@@ -304,11 +308,12 @@ class SoftmaxPosterior(Regression):
         return int(self.features.shape[1]) <= MAX_ROWS_OF_SHORT_DEVICE
 
     @property
-    def _prior_curvature(self) -> float | Array:
-        """Each device's share of the prior's: a number, or a matrix [d, d]."""
-        if self.coordinates is None:
-            return 1 / (self.devices * self.prior_std**2)
-        return self.coordinates.precision / self.devices
+    def _device_prior(self) -> DevicePrior:
+        """Each device's share of the prior."""
+        curvature: float | Array = 1 / (self.devices * self.prior_std**2)
+        if self.coordinates is not None:
+            curvature = self.coordinates.precision / self.devices
+        return DevicePrior(curvature, self.prior_mean)  # type: ignore[arg-type]
 
     def rounding(self, clip: Array, example_clip: Array) -> bound.RoundingError:
         """Bound by how much float32 sums may raise the sensitivity.
@@ -618,13 +623,13 @@ class SoftmaxPosterior(Regression):
         Returns:
             [K, m].
         """
-        curvature = cast(sums.Curvature, self._prior_curvature)
+        prior = self._device_prior
 
         def gradient(device: tuple[jax.Array, jax.Array]) -> jax.Array:
             features, labels = device
             columns = sums.columns_of(theta[None], self.feature_count)
             block = sums.LabelledRows(features[None], labels[None])
-            by_column = sums.device_gradients(block, curvature, columns)
+            by_column = sums.device_gradients(block, prior, columns)
             return by_column[0].transpose(2, 1, 0).ravel()
 
         data = (jnp.asarray(self.features), jnp.asarray(self.labels))
@@ -687,21 +692,38 @@ class SoftmaxPosterior(Regression):
             The mode [m], and the variances [m] along the main directions of the Hessian
             there, in the coordinates that chains move in.
         """
-        mode, covariance = self._contrasts
         prior_values = np.linalg.eigvalsh(self.prior_precision)
-        contrast_variances = np.linalg.eigvalsh(covariance)
+        contrast_variances = np.linalg.eigvalsh(self._contrast_covariance)
         variances = [1 / prior_values, np.tile(contrast_variances, self.classes - 1)]
-        return LaplaceVariances(mode, np.concatenate(variances))
+        return LaplaceVariances(self._mode, np.concatenate(variances))
+
+    @property
+    def mode(self) -> Array:
+        """Return the parameters of the largest posterior density.
+
+        Returns:
+            θ[m], computed when it is first asked for.
+        """
+        return np.asarray(self.parameters(self._mode))
 
     @cached_property
-    def _contrasts(self) -> _ContrastApproximation:
+    def _mode(self) -> Array:
+        """Return φ[m] of the largest posterior density."""
         rows = self.features.reshape(-1, self.features.shape[-1])
-        return _approximate_contrasts(
+        return _find_mode(
             rows,
             self.labels.ravel(),
             classes=self.classes,
             precision=self.prior_precision,
+            prior_mean=self.prior_mean,
         )
+
+    @cached_property
+    def _contrast_covariance(self) -> Array:
+        """Return the covariance of each of the C − 1 contrasts of classes, [d, d]."""
+        rows = self.features.reshape(-1, self.features.shape[-1])
+        by_class = self._mode.reshape(self.classes, -1)
+        return _approximate_covariance(rows, by_class, self.prior_precision)
 
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Compute how the law on the Laplace approximation depends on noise.
@@ -719,20 +741,21 @@ class SoftmaxPosterior(Regression):
         Raises:
             InputError: for kinetic dynamics, or if it would take too much memory.
         """
-        mode, covariance = self._contrasts
+        mode = self._mode
+        covariance = self._contrast_covariance
         contrasts = self.classes - 1
         variances, directions = np.linalg.eigh(covariance)
-        by_class = mode.reshape(self.classes, -1)
-        mode_sq = ((by_class @ directions) ** 2).sum(0) / contrasts
+        way = self._way_from_start(mode, motion.init)
+        way_sq = ((way.of_contrasts @ directions) ** 2).sum(0) / contrasts
         prior_covariance = np.linalg.inv(self.prior_precision)
-        prior_variances = np.linalg.eigvalsh(prior_covariance)
+        prior_variances, prior_directions = np.linalg.eigh(prior_covariance)
+        common_sq = self.classes * (way.common @ prior_directions) ** 2
         prior_along = np.diagonal(directions.T @ prior_covariance @ directions)
-        # At the mode the classes' vectors sum to zero: it has no part in the directions
-        # in which all classes move alike, which come first.
+        # The directions in which all classes move alike come first.
         variance = np.concatenate([prior_variances, np.tile(variances, contrasts)])
-        mean_sq = np.concatenate([np.zeros(mode_sq.size), np.tile(mode_sq, contrasts)])
+        mean_sq = np.concatenate([common_sq, np.tile(way_sq, contrasts)])
         start = np.concatenate([prior_variances, np.tile(prior_along, contrasts)])
-        if motion.init != "prior":
+        if starts_at_point(motion.init):
             start = np.zeros_like(start)
         return diagonal_response(1 / variance, mean_sq, start, motion, burn_in)
 
@@ -743,7 +766,7 @@ class SoftmaxPosterior(Regression):
         depends on them.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Returns:
             The quadratic along (C − 1) d directions.
@@ -752,24 +775,37 @@ class SoftmaxPosterior(Regression):
             InputError: for another start.
         """
         check_init(init)
-        mode, covariance = self._contrasts
+        mode = self._mode
+        covariance = self._contrast_covariance
         contrasts = self.classes - 1
         variances, directions = np.linalg.eigh(covariance)
-        by_class = mode.reshape(self.classes, -1)
-        gradients = self._gradients_at(by_class)
+        way = self._way_from_start(mode, init)
+        gradients = self._gradients_at(mode.reshape(self.classes, -1))
         contrast_matrix = helmert(self.classes)  # orthonormal contrasts, [C − 1, C]
         prior_covariance = np.linalg.inv(self.prior_precision)
         prior_along = np.einsum("ij,ik,kj->j", directions, prior_covariance, directions)
-        if init != "prior":
+        if starts_at_point(init):
             prior_along = 0 * prior_along
         along_directions = contrast_matrix @ gradients @ directions
         return Quadratic(
             precision=np.tile(1 / variances, contrasts),
-            start_mean=-(contrast_matrix @ by_class @ directions).ravel(),
+            start_mean=-(contrast_matrix @ way.of_contrasts @ directions).ravel(),
             start_variance=np.tile(prior_along, contrasts),
             gradients_at_mode=along_directions.reshape(self.devices, -1),
             mode=np.asarray(self.parameters(mode)),
         )
+
+    def _way_from_start(self, mode: Array, init: str) -> _Way:
+        """Return the way from the start of chains to the mode[m].
+
+        The likelihood does not know what all classes have in common, so that the mode
+        has it from the prior's mean.
+        """
+        start = self.start_mean(init)
+        from_start_to_prior = self.start_mean("prior-mean") - start
+        common = from_start_to_prior.reshape(self.classes, -1).mean(0)
+        by_class = (mode - start).reshape(self.classes, -1)
+        return _Way(of_contrasts=by_class - common, common=common)
 
     def _gradients_at(self, by_class: Array) -> Array:
         """Return every device's gradient at θ[C, d] in float64, [K, C, d]."""
@@ -778,7 +814,10 @@ class SoftmaxPosterior(Regression):
         is_real = np.arange(self.labels.shape[1]) < self.sizes[:, None]
         one_hot = np.eye(self.classes)[self.labels]
         residual = (probabilities - one_hot) * is_real[..., None]
-        prior_part = by_class @ self.prior_precision / self.devices
+        from_prior_mean = by_class
+        if self.prior_mean is not None:
+            from_prior_mean = by_class - self.prior_mean.reshape(by_class.shape)
+        prior_part = from_prior_mean @ self.prior_precision / self.devices
         return residual.swapaxes(1, 2) @ self.features + prior_part
 
     def downlink_error(self, weight: ArrayLike) -> Array:
@@ -806,21 +845,21 @@ class SoftmaxPosterior(Regression):
         5 % in the worst.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Raises:
             InputError: for another start.
         """
-        check_init(init)
-        mode, covariance = self._contrasts
-        if init == "zero":
-            return float(mode @ mode + np.sum(self.laplace.variances))
+        covariance = self._contrast_covariance
+        way = self._mode - self.start_mean(init)
+        if starts_at_point(init):
+            return float(way @ way + np.sum(self.laplace.variances))
         # What moves all classes alike is as in the prior, and adds nothing.
         centre = np.zeros(len(covariance))
         prior_covariance = np.asarray(np.linalg.inv(self.prior_precision), dtype=float)
         prior = Gaussian(centre, prior_covariance)
         distance = w2_squared(prior, Gaussian(centre, covariance))
-        return float(mode @ mode + (self.classes - 1) * distance)
+        return float(way @ way + (self.classes - 1) * distance)
 
 
 def _row_padding(axes: int, rows: int) -> list[tuple[int, int]]:
@@ -854,6 +893,7 @@ def _assemble(
     sizes: NDArray[np.intp],
     *,
     prior_std: float,
+    prior_mean: Array | None,
     names: Names,
     space: Coordinates | None = None,
 ) -> SoftmaxPosterior:
@@ -864,8 +904,9 @@ def _assemble(
         labels: class of each row, [K, n].
         sizes: N_k, [K].
         prior_std: of the prior on every parameter.
+        prior_mean: φ₀[m]; None: zero.
         names: the label of every class, [C].
-        space: the coordinates that features are in; None: those of the parameters.
+        space: the coordinates that features and mean are in; None: the parameters.
 
     Raises:
         InputError: where squares of features overflow.
@@ -885,6 +926,7 @@ def _assemble(
         labels=labels,
         sizes=sizes,
         prior_std=prior_std,
+        prior_mean=prior_mean,
         mu=mu,
         L=L,
         class_names=names,
@@ -939,20 +981,22 @@ def _largest_curvature_by_lanczos(X: Array, precision: float | Array) -> float:
     return float(values[0] + error)
 
 
-def _approximate_contrasts(
-    X: Array, labels: Labels, *, classes: int, precision: Array
-) -> _ContrastApproximation:
-    """Return the mode, and the covariance of what tells one class from the others.
-
-    The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same
-    trace: what moves all classes alike is known from the prior alone, and the classes
-    are otherwise treated alike.
+def _find_mode(
+    X: Array,
+    labels: Labels,
+    *,
+    classes: int,
+    precision: Array,
+    prior_mean: Array | None,
+) -> Array:
+    """Return the parameters of the largest posterior density, [m].
 
     Args:
         X: features of all examples, [N, d].
         labels: class of each, [N].
         classes: C.
         precision: the prior's curvature for one class, [d, d].
+        prior_mean: of all classes one after the other, [m]; None: zero.
     """
     # It takes longer to import than most commands take to run.
     from scipy.optimize import minimize
@@ -963,13 +1007,17 @@ def _approximate_contrasts(
     # is found in few steps.
     root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
     shape = linear.shape
+    centre = np.zeros(shape)
+    if prior_mean is not None:
+        centre = prior_mean.reshape(shape[::-1]).T
 
     def cost(z: Array) -> tuple[float, Array]:
         theta = solve_triangular(root, z.reshape(shape))
         logits = X @ theta
         log_totals = logsumexp(logits, axis=1)
-        pulled = precision @ theta
-        prior_cost = 0.5 * np.vdot(theta, pulled)
+        deviation = theta - centre
+        pulled = precision @ deviation
+        prior_cost = 0.5 * np.vdot(deviation, pulled)
         value = log_totals.sum() - np.vdot(linear, theta) + prior_cost
         probabilities = np.exp(logits - log_totals[:, None])
         gradient = X.T @ probabilities - linear + pulled
@@ -977,21 +1025,35 @@ def _approximate_contrasts(
 
     result = minimize(
         cost,
-        np.zeros(linear.size),
+        (root @ centre).ravel(),
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 1000, "ftol": 1e-7},
     )
     theta = solve_triangular(root, result.x.reshape(shape))
-    logits = X @ theta
+    return np.asarray(theta.T.ravel())
+
+
+def _approximate_covariance(X: Array, by_class: Array, precision: Array) -> Array:
+    """Return the covariance of what tells one class from the others, [d, d].
+
+    The Hessian Σ (diag(p) − p pᵀ) ⊗ u uᵀ is taken for (I − 1 1ᵀ/C) ⊗ M of the same
+    trace: what moves all classes alike is known from the prior alone, and the classes
+    are otherwise treated alike.
+
+    Args:
+        X: features of all examples, [N, d].
+        by_class: the mode θ[C, d].
+        precision: the prior's curvature for one class, [d, d].
+    """
+    logits = X @ by_class.T
     p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
-    curvature = (1 - (p**2).sum(1)) / (classes - 1)
+    curvature = (1 - (p**2).sum(1)) / (len(by_class) - 1)
     hessian = X.T @ (curvature[:, None] * X) + precision
-    covariance = np.asarray(np.linalg.inv(hessian), dtype=float)
-    return _ContrastApproximation(theta.T.ravel(), covariance)
+    return np.asarray(np.linalg.inv(hessian), dtype=float)
 
 
-def softmax_regression(
+def softmax_regression(  # noqa: PLR0913  # the data and the prior
     key: jax.Array,
     devices: int = 30,
     *,
@@ -1003,6 +1065,7 @@ def softmax_regression(
     intercept: bool = False,
     partition: str | NDArray[np.intp] = "iid",
     prior_std: float = 1.0,
+    prior_mean: ArrayLike | None = None,
 ) -> SoftmaxPosterior:
     """Return the posterior of a multinomial logistic regression on devices.
 
@@ -1022,14 +1085,17 @@ def softmax_regression(
         intercept: whether to add a column of ones to X.
         partition: "iid", "blocks", "by-label" or "dirichlet:A", or the device of every
             row, [N]; see `wflmc.posterior.partition`.
-        prior_std: s of the prior N(0, s² I).
+        prior_std: s of the prior N(θ₀, s² I).
+        prior_mean: θ₀[C, d] or [m], a row of d for each class, with the intercept's last
+            where there is one; None: zero. ε covers nothing of it, so that it must not
+            come from the private data.
 
     Returns:
         The posterior; its L is Böhning's bound.
 
     Raises:
-        InputError: for bad sizes, data that are not finite or overflow, unknown labels,
-            or X without y.
+        InputError: for bad sizes, data or a mean that are not finite or overflow,
+            unknown labels, or X without y.
 
     Examples:
         >>> posterior = softmax_regression(jax.random.key(0), devices=4, classes=3)
@@ -1055,7 +1121,12 @@ def softmax_regression(
         rule=partition,
     )
     posterior = _assemble(
-        rows, classes_of_rows, sizes, prior_std=prior_std, names=names
+        rows,
+        classes_of_rows,
+        sizes,
+        prior_std=prior_std,
+        prior_mean=check_prior_mean(prior_mean, len(names) * rows.shape[-1]),
+        names=names,
     )
     return replace(posterior, intercept=intercept)
 

@@ -28,6 +28,7 @@ from wflmc.sums.devices import (
 )
 from wflmc.sums.norms import row_norms, vector_norms
 from wflmc.sums.pairs import Pair, as_pair, plus
+from wflmc.sums.prior import DevicePrior
 from wflmc.sums.records import Records, sum_records
 from wflmc.support.errors import without_data
 
@@ -93,7 +94,7 @@ def clip_devices(
 
 def clip_records(
     blocks: LinearRecords,
-    curvature: jax.Array,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -107,7 +108,7 @@ def clip_records(
 
     Args:
         blocks: records of devices.
-        curvature: a device's share of the prior's, [m, m].
+        prior: a device's share of the prior, with a matrix of curvature.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
@@ -117,7 +118,9 @@ def clip_records(
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
     bound = signal_bound(weight, clip)[:, None, None]
-    common_prior = None if theta.ndim == 3 else _prior_share(theta[:, None], curvature)
+    common_prior_gradient = (
+        None if theta.ndim == 3 else _prior_share(theta[:, None], prior)
+    )
 
     def add(
         total: Sum,
@@ -125,14 +128,14 @@ def clip_records(
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         residuals = _clipped_residuals(theta, block, inputs)
-        if common_prior is None:
+        if common_prior_gradient is None:
             assert inputs.theta is not None
-            prior = _prior_share(inputs.theta, curvature)
+            prior_gradient = _prior_share(inputs.theta, prior)
         else:
-            prior = common_prior
+            prior_gradient = common_prior_gradient
         devices, _, dim = block.features.shape
         like = jnp.zeros((len(residuals), devices, dim), theta.dtype)
-        gradients = _device_gradients(residuals, block.features, prior, like)
+        gradients = _device_gradients(residuals, block.features, prior_gradient, like)
         return _add_clipped(total, gradients, inputs, block, bound)
 
     received = theta if theta.ndim == 3 else None
@@ -176,13 +179,13 @@ def clip_residuals(residuals: jax.Array, limits: jax.Array) -> jax.Array:
 def _device_gradients(
     residuals: jax.Array,
     features: jax.Array,
-    prior: jax.Array,
+    prior_gradient: jax.Array,
     like: jax.Array,
 ) -> Pair:
     """Return Σ_n r_n u_n plus the prior's share, of the shape of `like`."""
     of_records = Records(residuals, axis=2), Records(features, axis=1)
     records = sum_records(_weighted_rows, like, *of_records)
-    return plus(records, as_pair(prior + like))
+    return plus(records, as_pair(prior_gradient + like))
 
 
 def _add_clipped(
@@ -204,10 +207,11 @@ def _add_clipped(
     return add_on_lattice(total, sent, 1, bound), norms
 
 
-def _prior_share(theta: jax.Array, curvature: jax.Array) -> jax.Array:
+def _prior_share(theta: jax.Array, prior: DevicePrior) -> jax.Array:
     """Return a device's share of the prior's gradient at θ[..., m]."""
-    prior = jnp.matmul(theta, curvature, precision="highest")
-    return cap_prior(prior, (-1,))
+    deviation = theta if prior.mean is None else theta - prior.mean
+    gradient = jnp.matmul(deviation, jnp.asarray(prior.curvature), precision="highest")
+    return cap_prior(gradient, (-1,))
 
 
 def _row_products(
@@ -240,5 +244,5 @@ def _zeros(theta: jax.Array) -> jax.Array:
 device_clipped_sum = batch_chains(clip_devices, chain_arguments=3)
 """`clip_devices` of one chain, of (blocks, theta, weight, clip)."""
 record_clipped_sum = batch_chains(clip_records, chain_arguments=4)
-"""`clip_records` of one chain, of (blocks, curvature, theta, weight, clip,
+"""`clip_records` of one chain, of (blocks, prior, theta, weight, clip,
 example_clip)."""

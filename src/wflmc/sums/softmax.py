@@ -44,14 +44,12 @@ from wflmc.sums.devices import (
 from wflmc.sums.norms import root_of_squares, row_norms, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, computed_once, plus
 from wflmc.sums.parts import split_axis
+from wflmc.sums.prior import DevicePrior
 from wflmc.sums.records import Records, sum_records, sum_steps
 from wflmc.support.errors import without_data
 
 COLUMN_AXES = (-3, -2)
 """Axes of the parameters in columns[..., d, C, chain]."""
-
-Curvature = jax.Array | float
-"""A device's share of the prior's curvature: a number, or a matrix [d, d]."""
 
 
 @without_data
@@ -89,7 +87,7 @@ def measured_rows(features: jax.Array, labels: jax.Array) -> LabelledRows:
 
 def clip_devices(
     blocks: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -103,7 +101,7 @@ def clip_devices(
 
     Args:
         blocks: records of devices.
-        curvature: a device's share of the prior's.
+        prior: a device's share of the prior.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
@@ -121,7 +119,7 @@ def clip_devices(
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         columns = _columns(common_columns, inputs, dim)
-        gradients = device_gradients(block, curvature, columns)
+        gradients = device_gradients(block, prior, columns)
         norms = _device_norms(gradients)
         factors = clip_factor(inputs.weight.T, inputs.clip.T, norms)
         clipped = factors[:, None, None] * gradients
@@ -135,7 +133,7 @@ def clip_devices(
 
 def clip_records(
     blocks: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -150,7 +148,7 @@ def clip_records(
 
     Args:
         blocks: records of devices, with the norms of their features.
-        curvature: a device's share of the prior's.
+        prior: a device's share of the prior.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
@@ -161,9 +159,9 @@ def clip_records(
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
     common_columns = None if theta.ndim == 3 else columns_of(theta, dim)
-    common_prior = None
+    common_prior_gradient = None
     if common_columns is not None:
-        common_prior = _capped_prior(curvature, common_columns)
+        common_prior_gradient = _capped_share(prior, common_columns)
     bound = signal_bound(weight, clip)
 
     def add(
@@ -172,11 +170,13 @@ def clip_records(
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         columns = _columns(common_columns, inputs, dim)
-        prior = common_prior
-        if prior is None:
-            prior = _capped_prior(curvature, columns)
+        prior_gradient = common_prior_gradient
+        if prior_gradient is None:
+            prior_gradient = _capped_share(prior, columns)
         assert inputs.example_clip is not None
-        gradients = _clipped_record_sums(block, prior, columns, inputs.example_clip)
+        gradients = _clipped_record_sums(
+            block, prior_gradient, columns, inputs.example_clip
+        )
         return _add_clipped(total, gradients, inputs, block, bound)
 
     received = theta if theta.ndim == 3 else None
@@ -209,7 +209,7 @@ def _add_clipped(
 
 def device_gradients(
     block: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     columns: jax.Array,
 ) -> jax.Array:
     """Return the gradients of a block of devices, unclipped.
@@ -219,7 +219,7 @@ def device_gradients(
 
     Args:
         block: records [block, n, ...], whose rows may be filled up to more than d.
-        curvature: a device's share of the prior's.
+        prior: a device's share of the prior.
         columns: θ as [d, C, chain], or [block, d, C, chain] where each device received
             its own.
 
@@ -238,7 +238,7 @@ def device_gradients(
         )
     else:
         likelihood = likelihood_gradients(features, labels, columns)
-    return likelihood + prior_share(curvature, columns)
+    return likelihood + prior_share(prior, columns)
 
 
 def likelihood_gradients(
@@ -282,7 +282,7 @@ def likelihood_gradients(
 
 def _clipped_record_sums(
     block: LabelledRows,
-    prior: jax.Array,
+    prior_gradient: jax.Array,
     columns: jax.Array,
     example_clip: jax.Array,
 ) -> Pair:
@@ -293,7 +293,7 @@ def _clipped_record_sums(
 
     Args:
         block: records [block, n, ...].
-        prior: a device's share of the prior's gradient, as `columns`.
+        prior_gradient: a device's share of the prior's gradient, as `columns`.
         columns: θ as [d, C, chain], or [block, d, C, chain].
         example_clip: c[chain, block].
 
@@ -309,7 +309,7 @@ def _clipped_record_sums(
         records = _add_steps_in_turn(block, columns, example_clip)
     shape = (devices, dim, classes, chains)
     of_records = Pair(*(part[:, :dim].reshape(shape) for part in records))
-    return plus(of_records, as_pair(jnp.broadcast_to(prior, shape)))
+    return plus(of_records, as_pair(jnp.broadcast_to(prior_gradient, shape)))
 
 
 def _add_steps_together(
@@ -486,20 +486,23 @@ def softmax(logits: jax.Array) -> jax.Array:
     return raised / raised.sum(1, keepdims=True)
 
 
-def prior_share(curvature: Curvature, columns: jax.Array) -> jax.Array:
-    """Return a device's share of the prior's gradient, Λ θ_c/K for every class.
+def prior_share(prior: DevicePrior, columns: jax.Array) -> jax.Array:
+    """Return a device's share of the prior's gradient, Λ(θ_c − θ₀_c)/K for every class.
 
     Args:
-        curvature: Λ/K, a number where the prior is the same in all directions, else a
-            matrix [d, d] that all classes share.
+        prior: a device's share of the prior.
         columns: θ as [..., d, C, chain].
 
     Returns:
         Of the shape of `columns`.
     """
-    if jnp.ndim(curvature) == 0:
-        return curvature * columns
-    return jnp.einsum("ij,...jcx->...icx", curvature, columns, precision="highest")
+    if prior.mean is not None:
+        columns = columns - columns_of(prior.mean[None], columns.shape[-3])
+    if jnp.ndim(prior.curvature) == 0:
+        return prior.curvature * columns
+    return jnp.einsum(
+        "ij,...jcx->...icx", prior.curvature, columns, precision="highest"
+    )
 
 
 def columns_of(theta: jax.Array, dim: int) -> jax.Array:
@@ -616,9 +619,9 @@ def _device_norms(gradients: jax.Array) -> jax.Array:
     return root_of_squares(squares, gradients.shape[1] * gradients.shape[2])
 
 
-def _capped_prior(curvature: Curvature, columns: jax.Array) -> jax.Array:
+def _capped_share(prior: DevicePrior, columns: jax.Array) -> jax.Array:
     """Return a device's share of the prior's gradient, not absurdly long."""
-    return cap_prior(prior_share(curvature, columns), COLUMN_AXES)
+    return cap_prior(prior_share(prior, columns), COLUMN_AXES)
 
 
 def _zero_columns(theta: jax.Array, dim: int) -> jax.Array:
@@ -637,7 +640,7 @@ def device_clipped_sum(dim: int) -> Callable[..., ClippedSum]:
         dim: d, the features that have parameters.
 
     Returns:
-        A function of (blocks, curvature, theta, weight, clip).
+        A function of (blocks, prior, theta, weight, clip).
     """
     return batch_chains(functools.partial(clip_devices, dim=dim), chain_arguments=3)
 
@@ -653,6 +656,6 @@ def record_clipped_sum(dim: int) -> Callable[..., ClippedSum]:
         dim: d, the features that have parameters.
 
     Returns:
-        A function of (blocks, curvature, theta, weight, clip, example_clip).
+        A function of (blocks, prior, theta, weight, clip, example_clip).
     """
     return batch_chains(functools.partial(clip_records, dim=dim), chain_arguments=4)

@@ -40,8 +40,9 @@ from wflmc.sums.devices import (
 from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, as_pair, barrier, plus
 from wflmc.sums.parts import split_axis
+from wflmc.sums.prior import DevicePrior
 from wflmc.sums.records import sum_steps
-from wflmc.sums.softmax import Curvature, LabelledRows, hold_logits
+from wflmc.sums.softmax import LabelledRows, hold_logits
 
 Total = TypeVar("Total", jax.Array, Pair)
 """A sum over rows: in float32, or as a pair."""
@@ -106,7 +107,7 @@ class StepInputs(NamedTuple):
 
 def clip_devices(
     records: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -120,7 +121,7 @@ def clip_devices(
 
     Args:
         records: of devices, [K', n, ...], in whole blocks.
-        curvature: a device's share of the prior's.
+        prior: a device's share of the prior.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
@@ -141,7 +142,7 @@ def clip_devices(
         likelihood = _sum_rows(
             _gradients_of_step, records, devices, inputs, parameters, steps
         )
-        gradients = likelihood + prior_share(curvature, parameters)
+        gradients = likelihood + prior_share(prior, parameters)
         norms = _device_norms(gradients)
         factors = clip_factor(inputs.weight.T, inputs.clip.T, norms)
         clipped = factors[..., None, None] * gradients
@@ -155,7 +156,7 @@ def clip_devices(
 
 def clip_records(
     records: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -172,7 +173,7 @@ def clip_records(
 
     Args:
         records: of devices, [K', n, ...], with the norms of their features.
-        curvature: a device's share of the prior's.
+        prior: a device's share of the prior.
         theta: θ[chain, m], or [chain, K, m] where each device received its own.
         weight: w[chain, K], or [1, K].
         clip: ℓ, as `weight`.
@@ -183,9 +184,9 @@ def clip_records(
         The sum [chain, m] and the norms of the devices' gradients [chain, K].
     """
     common = None if theta.ndim == 3 else _by_class(theta, records)
-    common_prior = None
+    common_prior_gradient = None
     if common is not None:
-        common_prior = _capped_prior(curvature, common)
+        common_prior_gradient = _capped_share(prior, common)
     bound = signal_bound(weight, clip)[:, None, None]
 
     def add(
@@ -194,13 +195,13 @@ def clip_records(
         inputs: DeviceInputs,
     ) -> tuple[Sum, jax.Array]:
         parameters = _parameters(common, inputs, records)
-        prior = common_prior
-        if prior is None:
-            prior = _capped_prior(curvature, parameters)
+        prior_gradient = common_prior_gradient
+        if prior_gradient is None:
+            prior_gradient = _capped_share(prior, parameters)
         of_records = _sum_rows(
             _records_of_step, records, devices, inputs, parameters, steps
         )
-        shares = jnp.broadcast_to(prior, of_records.high.shape)
+        shares = jnp.broadcast_to(prior_gradient, of_records.high.shape)
         gradients = plus(of_records, as_pair(shares))
         in_pairs = records.labels.shape[1] > MAX_RECORDS_CLIPPED_IN_FLOAT32
         return _add_clipped(total, gradients, inputs, bound, in_pairs)
@@ -415,27 +416,28 @@ def softmax_residuals(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return p - (labels == classes[:, None]).astype(p.dtype)
 
 
-def prior_share(curvature: Curvature, parameters: jax.Array) -> jax.Array:
-    """Return a device's share of the prior's gradient, Λ θ_c/K for every class.
+def prior_share(prior: DevicePrior, parameters: jax.Array) -> jax.Array:
+    """Return a device's share of the prior's gradient, Λ(θ_c − θ₀_c)/K for every class.
 
     Args:
-        curvature: Λ/K, a number where the prior is the same in all directions, else a
-            matrix [d, d] that all classes share.
+        prior: a device's share of the prior.
         parameters: θ as [chain, C, d], or [block, chain, C, d].
 
     Returns:
         [block or 1, chain, C, d].
     """
-    if jnp.ndim(curvature) == 0:
-        gradient = curvature * parameters
+    if prior.mean is not None:
+        parameters = parameters - prior.mean.reshape(parameters.shape[-2:])
+    if jnp.ndim(prior.curvature) == 0:
+        gradient = prior.curvature * parameters
     else:
-        gradient = jnp.matmul(parameters, curvature, precision="highest")
+        gradient = jnp.matmul(parameters, prior.curvature, precision="highest")
     return _with_device_axis(gradient)
 
 
-def _capped_prior(curvature: Curvature, parameters: jax.Array) -> jax.Array:
+def _capped_share(prior: DevicePrior, parameters: jax.Array) -> jax.Array:
     """Return a device's share of the prior's gradient, not absurdly long."""
-    return cap_prior(prior_share(curvature, parameters), PARAMETER_AXES)
+    return cap_prior(prior_share(prior, parameters), PARAMETER_AXES)
 
 
 def _logits(features: jax.Array, parameters: jax.Array) -> jax.Array:
@@ -563,7 +565,7 @@ def device_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
         steps: how many devices and rows are taken at a time.
 
     Returns:
-        A function of (records, curvature, theta, weight, clip).
+        A function of (records, prior, theta, weight, clip).
     """
     return batch_chains(
         functools.partial(clip_devices, steps=steps),
@@ -582,7 +584,7 @@ def record_clipped_sum(steps: Steps) -> Callable[..., ClippedSum]:
         steps: how many devices and rows are taken at a time.
 
     Returns:
-        A function of (records, curvature, theta, weight, clip, example_clip).
+        A function of (records, prior, theta, weight, clip, example_clip).
     """
     return batch_chains(
         functools.partial(clip_records, steps=steps),

@@ -51,7 +51,8 @@ from wflmc.sums.lattices import lattice_parts, lattice_sum, sum_parts
 from wflmc.sums.norms import root_of_squares, staged_sum, sum_squares
 from wflmc.sums.pairs import Pair, barrier, plus, times
 from wflmc.sums.parts import part_size
-from wflmc.sums.softmax import Curvature, LabelledRows, hold_logits
+from wflmc.sums.prior import DevicePrior
+from wflmc.sums.softmax import LabelledRows, hold_logits
 from wflmc.sums.softmax_classes import (
     CLASS_AXIS,
     PARAMETER_AXES,
@@ -97,7 +98,7 @@ class ShortDevices(NamedTuple):
 class PriorShare(NamedTuple):
     """A device's share q of the prior's gradient, the same for all devices."""
 
-    curvature: Curvature
+    prior: DevicePrior
     """What it is the gradient of."""
     factor: jax.Array
     """[chain]: it is scaled by this where it would be absurdly long."""
@@ -131,7 +132,7 @@ class RowLattice(NamedTuple):
 
 def clip_devices(
     blocks: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -147,7 +148,7 @@ def clip_devices(
     Args:
         blocks: records of devices [blocks, block, n, ...], with the norms of their
             features; n is at most `MAX_ROWS_OF_SHORT_DEVICE`.
-        curvature: a device's share of the prior's, a number or [d, d].
+        prior: a device's share of the prior.
         theta: θ[chain, m].
         weight: w[chain, K], or [1, K]; 0 for a device that does not transmit.
         clip: ℓ, as `weight`.
@@ -157,12 +158,12 @@ def clip_devices(
         device is clipped, what it is clipped by, so that a norm is above ℓ if and only
         if the device was shortened.
     """
-    return _clip_some_chains(blocks, curvature, theta, DeviceInputs(weight, clip))
+    return _clip_some_chains(blocks, prior, theta, DeviceInputs(weight, clip))
 
 
 def clip_records(
     blocks: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     weight: jax.Array,
     clip: jax.Array,
@@ -177,7 +178,7 @@ def clip_records(
     Args:
         blocks: records of devices [blocks, block, n, ...], with the norms of their
             features; n is at most `MAX_ROWS_OF_SHORT_DEVICE`.
-        curvature: a device's share of the prior's, a number or [d, d].
+        prior: a device's share of the prior.
         theta: θ[chain, m].
         weight: w[chain, K], or [1, K]; 0 for a device that does not transmit.
         clip: ℓ, as `weight`.
@@ -188,12 +189,12 @@ def clip_records(
         whose records are clipped.
     """
     inputs = DeviceInputs(weight, clip, example_clip)
-    return _clip_some_chains(blocks, curvature, theta, inputs)
+    return _clip_some_chains(blocks, prior, theta, inputs)
 
 
 def _clip_some_chains(
     blocks: LabelledRows,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     inputs: DeviceInputs,
 ) -> ClippedSum:
@@ -204,7 +205,7 @@ def _clip_some_chains(
     chains = len(theta)
     size = chains_together(chains)
     if size == chains:
-        return _clip_chains(devices, device_numbers, curvature, theta, inputs)
+        return _clip_chains(devices, device_numbers, prior, theta, inputs)
 
     def split(values: jax.Array) -> jax.Array:
         of_all = jnp.broadcast_to(values, (chains, *values.shape[1:]))
@@ -212,7 +213,7 @@ def _clip_some_chains(
         return padded.reshape(-1, size, values.shape[1])
 
     def clip_part(part: tuple[jax.Array, DeviceInputs]) -> ClippedSum:
-        return _clip_chains(devices, device_numbers, curvature, *part)
+        return _clip_chains(devices, device_numbers, prior, *part)
 
     parts = jax.lax.map(clip_part, jax.tree.map(split, (theta, inputs)))
     joined: ClippedSum = jax.tree.map(
@@ -225,7 +226,7 @@ def _clip_some_chains(
 def _clip_chains(
     devices: ShortDevices,
     device_numbers: jax.Array,
-    curvature: Curvature,
+    prior: DevicePrior,
     theta: jax.Array,
     inputs: DeviceInputs,
 ) -> ClippedSum:
@@ -237,7 +238,7 @@ def _clip_chains(
     block_size = device_numbers.shape[1]
     dim = devices.features.shape[-1]
     parameters = theta.reshape(len(theta), -1, dim)
-    prior = _prior_share(curvature, parameters)
+    q = _prior_share(prior, parameters)
     signal = signal_bound(inputs.weight, inputs.clip)
     lattice, group = _row_lattice(devices, block_size, inputs, signal)
 
@@ -249,8 +250,8 @@ def _clip_chains(
         block = devices.block(numbers[0] // block_size)
         padded_inputs = _inputs_of_parts(block_inputs, block)
         rows = _row_residuals(block, parameters, padded_inputs.example_clip)
-        square = _squared_norms(block, rows, prior)
-        largest_norm = _largest_norms(square, block, rows, prior, padded_inputs)
+        square = _squared_norms(block, rows, q)
+        largest_norm = _largest_norms(square, block, rows, q, padded_inputs)
         factors = device_factors(padded_inputs, largest_norm)
         clipped = _factor_of_rows(factors, block) * rows.residuals
         added = _add_rows(_rows_of_parts(block.features), clipped, lattice)
@@ -273,8 +274,8 @@ def _clip_chains(
         group_start=zero,
     )
     norms, factors = jnp.split(norms_and_factors, 2)
-    largest_factor = _largest_factor(inputs, signal, prior)
-    shares = _prior_of_all(prior, factors, largest_factor)
+    largest_factor = _largest_factor(inputs, signal, q)
+    shares = _prior_of_all(q, factors, largest_factor)
     with_prior = plus(total.pair, shares)
     sums = Sum(*(part.reshape(theta.shape) for part in with_prior))
     return ClippedSum(sums, norms)
@@ -343,14 +344,14 @@ def _inputs_of_parts(inputs: DeviceInputs, block: ShortDevices) -> DeviceInputs:
     return by_device
 
 
-def _prior_share(curvature: Curvature, parameters: jax.Array) -> PriorShare:
+def _prior_share(prior: DevicePrior, parameters: jax.Array) -> PriorShare:
     """Return a device's share of the prior's gradient, with its norm."""
-    unscaled = prior_share(curvature, parameters)[0]
+    unscaled = prior_share(prior, parameters)[0]
     factor = prior_factor(unscaled, PARAMETER_AXES)
     scaled = factor[:, None, None] * unscaled
     by_class = barrier(sum_squares(scaled))
     return PriorShare(
-        curvature=curvature,
+        prior=prior,
         factor=factor,
         gradient=scaled,
         squared_norm=staged_sum(by_class),
@@ -395,18 +396,20 @@ def _row_residuals(
 def _squared_norms(
     block: ShortDevices,
     rows: RowResiduals,
-    prior: PriorShare,
+    q: PriorShare,
 ) -> jax.Array:
     r"""Return ‖g‖²[chain, parts, p] of devices, by products of rows; rounded.
 
     $$\lVert q\rVert^2 + 2\sum_i r_i\cdot(q\,u_i)
       + \sum_{ij} (u_i\cdot u_j)(r_i\cdot r_j)$$
     """
-    if jnp.ndim(prior.curvature) == 0:  # q u is a multiple of the logits
-        scale = prior.curvature * prior.factor
+    prior = q.prior
+    if prior.mean is None and jnp.ndim(prior.curvature) == 0:
+        # q u is a multiple of the logits.
+        scale = prior.curvature * q.factor
         pulls = scale[:, None, None] * rows.logits
     else:
-        pulls = _product_with_rows(prior.gradient, block)
+        pulls = _product_with_rows(q.gradient, block)
     residuals = _by_row(rows.residuals, block)
     prior_pulls = _by_row(pulls, block)
     count = len(residuals)
@@ -414,7 +417,7 @@ def _squared_norms(
         jnp.add,
         [_class_product(residuals[i], prior_pulls[i]) for i in range(count)],
     )
-    square = prior.squared_norm[:, None, None] + 2 * with_prior
+    square = q.squared_norm[:, None, None] + 2 * with_prior
     for i in range(count):
         for j in range(i + 1):
             times_counted = 1 if i == j else 2
@@ -427,7 +430,7 @@ def _largest_norms(
     square: jax.Array,
     block: ShortDevices,
     rows: RowResiduals,
-    prior: PriorShare,
+    q: PriorShare,
     inputs: DeviceInputs,
 ) -> jax.Array:
     """Return what no device's norm exceeds, by which it is clipped, [chain, parts, p].
@@ -437,11 +440,11 @@ def _largest_norms(
     and must not be much longer than what is sent of them: the norm is at least a
     quarter of the sum of their norms where c is not the smaller threshold.
     """
-    classes, dim = prior.gradient.shape[1:]
+    classes, dim = q.gradient.shape[1:]
     squared_residuals = jnp.sum(rows.residuals**2, axis=CLASS_AXIS)
     residual_norms = barrier(root_of_squares(squared_residuals, classes))
     row_lengths = residual_norms.reshape(-1, *block.norms.shape) * rows.lengths
-    prior_length = jnp.sqrt(prior.squared_norm)[:, None, None]
+    prior_length = jnp.sqrt(q.squared_norm)[:, None, None]
     length_sum = row_lengths.sum(-2) + prior_length
     rounding = row_product_error(dim, classes) * length_sum**2
     error = rounding + underflow_of_squared_norm(rows.lengths, dim, classes)
@@ -503,18 +506,18 @@ def _add_rows(features: jax.Array, clipped: jax.Array, lattice: RowLattice) -> P
 def _largest_factor(
     inputs: DeviceInputs,
     signal: jax.Array,
-    prior: PriorShare,
+    q: PriorShare,
 ) -> jax.Array:
     """Return what no clipping factor of a chain exceeds, [chain].
 
     It is public, as the prior's share is. A factor is small where the share is long.
     """
-    by_share = PRIOR_FACTOR_REACH * signal / jnp.sqrt(prior.squared_norm)
+    by_share = PRIOR_FACTOR_REACH * signal / jnp.sqrt(q.squared_norm)
     return jnp.minimum(jnp.max(inputs.weight, axis=1), by_share)
 
 
 def _prior_of_all(
-    prior: PriorShare,
+    q: PriorShare,
     factors: jax.Array,
     largest_factor: jax.Array,
 ) -> Pair:
@@ -523,10 +526,10 @@ def _prior_of_all(
     parts = jnp.split(factors.T, starts)
     sums = [lattice_sum(part, 0, largest_factor) for part in parts]
     total = functools.reduce(plus, sums)
-    shape = prior.gradient.shape
+    shape = q.gradient.shape
     high = jnp.broadcast_to(total.high[:, None, None], shape)
     low = jnp.broadcast_to(total.low[:, None, None], shape)
-    return times(prior.gradient, Pair(high, low))
+    return times(q.gradient, Pair(high, low))
 
 
 def _product_with_rows(parameters: jax.Array, block: ShortDevices) -> jax.Array:
@@ -599,7 +602,7 @@ def chains_together(chains: int) -> int:
 
 
 device_clipped_sum = batch_chains(clip_devices, chain_arguments=3)
-"""`clip_devices` of one chain, of (blocks, curvature, theta, weight, clip)."""
+"""`clip_devices` of one chain, of (blocks, prior, theta, weight, clip)."""
 record_clipped_sum = batch_chains(clip_records, chain_arguments=4)
-"""`clip_records` of one chain, of (blocks, curvature, theta, weight, clip,
+"""`clip_records` of one chain, of (blocks, prior, theta, weight, clip,
 example_clip)."""

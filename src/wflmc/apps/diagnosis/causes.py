@@ -49,7 +49,7 @@ MAX_INVERSE_ESS = 0.1
 LEAST_SHARE_OF_ERROR = 0.1
 """A cause is named if it accounts for at least this fraction of W2²."""
 NARROW_PRIOR = 3.0
-"""How much farther from 0 than the prior expects the data may put parameters."""
+"""How much farther from its mean than the prior expects data may put parameters."""
 MAX_FORECAST_PARAMETERS = 20_000
 """Beyond this there is no forecast: the mode alone takes longer to find than most
 chains take to run."""
@@ -323,24 +323,29 @@ def _clipped(plan: Plan, chain_forecast: ChainForecast, measured: Measured) -> s
 def _narrow_prior(model: ForecastModel, posterior: Posterior | None) -> list[Cause]:
     """Return the cause that the data contradict the prior, if they do.
 
-    The most likely parameters are m λ/(λ − p) for a mode m and a precision λ of the
-    posterior, and under a prior of precision p have a variance of 1/p + 1/(λ − p).
-    Chains start around 0, so that the mean of the start less the mode is −m; the sign
-    does not matter. Another prior cannot be forecast, as the posterior changes with it.
+    The most likely parameters are m λ/(λ − p) from the prior's mean, for a mode that is
+    m from it and a precision λ of the posterior, and under a prior of precision p have a
+    variance of 1/p + 1/(λ − p). Another prior cannot be forecast, as the posterior
+    changes with it.
     """
     if not isinstance(posterior, GaussianPosterior | SoftmaxPosterior):
         return []
     if posterior.coordinates is not None:
         return []
-    precision = model.cost.precision
+    cost = model.cost
+    if posterior.prior_mean is not None:
+        # Chains may start at zero instead.
+        cost = posterior.quadratic("prior-mean")
+    precision = cost.precision
     prior_std = posterior.prior_std
     of_data = np.maximum(precision - prior_std**-2, 1e-6 * precision)  # λ − p
-    likely = model.cost.start_mean * precision / of_data
+    likely = cost.start_mean * precision / of_data  # the sign does not matter
     away = float(np.sqrt(np.mean(likely**2 / (prior_std**2 + 1 / of_data))))
     if away <= NARROW_PRIOR:
         return []
     wide_enough = rounded(np.sqrt(np.mean(likely**2)))
     change = Change("posterior.prior_std", wide_enough, "up")
-    times = f"{away:.2g} times as far from 0 as the prior expects"
+    origin = "0" if posterior.prior_mean is None else "the prior's mean"
+    times = f"{away:.2g} times as far from {origin} as the prior expects"
     evidence = f"the data put parameters {times}"
     return [Cause("prior too narrow", evidence, away, change)]

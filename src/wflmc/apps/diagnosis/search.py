@@ -26,6 +26,7 @@ from wflmc.evaluation.clipped_law import (
 from wflmc.planning import Plan
 from wflmc.planning.build import TrialPlan
 from wflmc.posterior import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.support.errors import InputError
 
 LARGEST_FRACTION_LEFT = 0.8
@@ -385,7 +386,11 @@ class ChangeSearch:
             in_range = (values >= MIN_SUGGESTED_ROUNDS) & (values <= largest)
             return changes_to(key, rounds, values[in_range])
         if key == "sampler.init" and plan.init == "prior":
-            return [Change(key, "zero", "to")]
+            posterior = self.diagnosed.posterior
+            has_mean = isinstance(posterior, Regression) and (
+                posterior.prior_mean is not None
+            )
+            return [Change(key, "prior-mean" if has_mean else "zero", "to")]
         if key == "sampler.burn_in_temperature":
             return self._temperature_candidates()
         return []

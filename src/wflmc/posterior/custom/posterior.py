@@ -27,7 +27,7 @@ from wflmc.posterior.custom.model import (
     predictive_mean,
 )
 from wflmc.posterior.custom.precision import in_float32
-from wflmc.posterior.inputs import check_init
+from wflmc.posterior.inputs import check_init, starts_at_point
 from wflmc.sums import bound
 from wflmc.sums import custom as sums
 from wflmc.sums.blocks import block_size
@@ -188,11 +188,12 @@ class CustomPosterior(Shown, Posterior):
     def draw_initial(self, key: jax.Array, init: str = "prior") -> jax.Array:
         """Draw the start of one chain, in the coordinates that chains move in.
 
-        A log-prior cannot be drawn from: "prior" means N(start, initial_std² I).
+        A log-prior cannot be drawn from: "prior" means N(start, initial_std² I), and
+        "prior-mean" the start.
 
         Args:
             key: of the draw.
-            init: "prior", or "zero" for a start at zero.
+            init: "prior"; or "prior-mean" or "zero" for a start at that point.
 
         Returns:
             φ[m].
@@ -200,11 +201,9 @@ class CustomPosterior(Shown, Posterior):
         Raises:
             InputError: for another start.
         """
-        check_init(init)
+        mean, std = self._initial(init)
         draw = jax.random.normal(key, (self.dim,))
-        if init == "zero":
-            return 0.0 * draw
-        return jnp.asarray(self.start, draw.dtype) + self.initial_std * draw
+        return jnp.asarray(mean, draw.dtype) + std * draw
 
     def unrounded_sum(
         self,
@@ -688,9 +687,10 @@ class CustomPosterior(Shown, Posterior):
     def _initial(self, init: str) -> tuple[Array, float]:
         """Return mean[m] and standard deviation of the start."""
         check_init(init)
-        if init == "prior":
-            return self.start, self.initial_std
-        return 0.0 * self.start, 0.0
+        if init == "zero":
+            return 0.0 * self.start, 0.0
+        std = 0.0 if starts_at_point(init) else self.initial_std
+        return self.start, std
 
     def response(self, motion: Motion, burn_in: int) -> Response:
         """Compute how the law on the Laplace approximation depends on noise.
@@ -724,7 +724,7 @@ class CustomPosterior(Shown, Posterior):
         model half of its directions are taken to be at each end of the spectrum.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Returns:
             The quadratic along m directions.
@@ -752,7 +752,7 @@ class CustomPosterior(Shown, Posterior):
         far apart as those at the worse end of the spectrum.
 
         Args:
-            init: the start: "prior", or "zero" for a point mass at zero.
+            init: the start: "prior"; or "prior-mean" or "zero", a point mass there.
 
         Raises:
             InputError: if the cost is not convex at the mode, or without one.
