@@ -140,6 +140,29 @@ def test_federated_chain_is_the_simulators(tmp_path: Path, name: str) -> None:
             )[k] * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("name", ["gaussian", "labels"])
+def test_devices_know_the_mean_of_the_prior(tmp_path: Path, name: str) -> None:
+    """It is public, and comes with the terms of every device; also where they whiten."""
+    public = tmp_path / "public.npz"
+    generator = np.random.default_rng(5)
+    width = 2 if name == "labels" else 5
+    X = generator.standard_normal((40, width))
+    np.savez(public, X=X, y=np.arange(40) % 10)
+    changes = {
+        **SYSTEMS[name],
+        "posterior.prior_from": str(public),
+        "posterior.preconditioner": "whiten",
+        "sampler.init": "prior-mean",
+    }
+    federation = make_federation(tmp_path, changes)
+    assert np.abs(federation.inputs.posterior.prior_mean).max() > 0.01
+    server = federation.server()
+    run_on_grid(server, devices_in(tmp_path))
+    federated = trace_of(server, federation.inputs.posterior)
+    simulated = federation.simulated()
+    assert largest_difference(federated, simulated) < ROUNDING
+
+
 def test_a_model_of_ones_own_with_mini_batches(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     X = generator.normal(size=(60, 3))

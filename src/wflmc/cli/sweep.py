@@ -182,6 +182,7 @@ def _tasks(
             files = (
                 posterior.data,
                 posterior.whiten_from,
+                posterior.prior_from,
                 posterior.model,
                 link.fading,
                 link.gains,

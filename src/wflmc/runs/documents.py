@@ -41,7 +41,7 @@ SIMULATED = Notice(
     "devices) at K times the loss.",
 )
 """The last warning of every run that is no federation."""
-PUBLIC_FILES = ("link.gains",)
+PUBLIC_FILES = ("link.gains", "posterior.prior_from")
 """Keys of files that plan.json has the hash of.
 
 The data are not among them: whoever knows all records but one could guess that one and

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from wflmc.planning import Plan, policy_named
 from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import Posterior
+from wflmc.posterior.regression import Regression
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import JsonObject, PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import (
@@ -35,6 +36,7 @@ from wflmc.scenario import (
     Inputs,
     Scenario,
     build_privacy,
+    file_digests,
     load_scenario,
     to_json,
     to_toml,
@@ -43,8 +45,12 @@ from wflmc.scenario import (
 from wflmc.support.errors import InputError
 from wflmc.support.storage import replacing
 
+PRIOR_FILE = "prior.npz"
+"""The prior that public rows were the origin of: its mean θ₀[m] and its standard
+deviation, the name of the file of these rows, and its SHA-256."""
 DIGESTS = "digests.json"
 """The file with the SHA-256 of all others."""
+PRIOR_KEY = "posterior.prior_from"
 QUOTES = "'\""
 """Characters around the message of a `KeyError`."""
 TRACE_BYTES = 2**28
@@ -61,6 +67,7 @@ def write_run(
     plan: Plan,
     plan_document: Mapping[str, object],
     summary: Mapping[str, object],
+    posterior: Posterior,
     ledger: Path | None,
 ) -> list[Path]:
     """Write the files of a run.
@@ -76,6 +83,7 @@ def write_run(
         plan: that was run.
         plan_document: the content of plan.json.
         summary: the content of summary.json.
+        posterior: that was sampled; a prior by public rows is written as well.
         ledger: that was charged.
 
     Returns:
@@ -97,6 +105,7 @@ def write_run(
         hashes = _write_plan_and_texts(stack, folder, plan, texts)
         trace_path = folder / "trace.nc"
         trace.save(trace_path, attributes)
+        hashes |= _write_prior(stack, folder, scenario, posterior)
         hashes = {"trace.nc": _sha256(trace_path), **hashes}
         digests.write(to_json(hashes).encode())
     files = [folder / name for name in (*hashes, DIGESTS)]
@@ -175,6 +184,27 @@ def _write_plan_and_texts(
         file.flush()
         hashes[name] = hashlib.sha256(text.encode()).hexdigest()
     return hashes
+
+
+def _write_prior(
+    stack: ExitStack, folder: Path, scenario: Scenario, posterior: Posterior
+) -> dict[str, str]:
+    """Write the prior of public rows, if there is one, as `_write_plan_and_texts`."""
+    source = scenario.posterior.prior_from
+    if not source:
+        return {}
+    assert isinstance(posterior, Regression)  # others have no such prior
+    mean = posterior.parameters(posterior.start_mean("prior-mean"))
+    file = stack.enter_context(replacing(folder / PRIOR_FILE))
+    np.savez(
+        file,
+        mean=mean,
+        std=posterior.prior_std,
+        source=Path(source).name,
+        sha256=file_digests(scenario, [PRIOR_KEY]).get(PRIOR_KEY, ""),
+    )
+    file.flush()
+    return {PRIOR_FILE: _sha256(Path(file.name))}
 
 
 def ledger_document(ledger: Ledger | None, folder: Path | None) -> JsonObject | None:

@@ -88,7 +88,8 @@ def publish_run(
         chains: 1; more of them would cost as many times the loss.
         features: .npy file, or .npz with an array X, of public rows [n, d] to predict;
             for noise-aware, .npz with the public moments gram, prior, examples and, if
-            uncertain, deviation (`wflmc.Moments`).
+            uncertain, deviation, and with prior_linear for a prior that is not around
+            zero (`wflmc.Moments`).
         accept: publish although the file rests on something that ε does not cover,
             which the statement then lists.
 
@@ -294,6 +295,7 @@ def _noise_aware(run: Path, moments_path: Path) -> NDArray[np.float32]:
             examples=content["examples"],
             deviation=content.get("deviation"),
             coordinates=loaded.inputs.posterior.coordinates,
+            prior_linear=content.get("prior_linear", 0.0),
         )
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError(

@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
-from wflmc.data.images import image_features, public_whitening
+from wflmc.data.images import Whitening, image_features, public_whitening
 from wflmc.data.sets import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.planning.options import PlanRequest, Policy, Sampler
 from wflmc.posterior import SoftmaxPosterior, gaussian_regression, softmax_regression
 from wflmc.posterior.base import Posterior, check_posterior
-from wflmc.posterior.inputs import check_data
+from wflmc.posterior.inputs import Names, check_data, class_names
 from wflmc.posterior.regression import Regression
 from wflmc.posterior.softmax import synthetic_labels
 from wflmc.privacy import Privacy
@@ -31,12 +31,13 @@ from wflmc.scenario.coverage import (
     NotCovered,
     not_covered,
 )
-from wflmc.scenario.files import Labels, is_data_path, load_data
+from wflmc.scenario.files import is_data_path, label_kind, load_data
 from wflmc.scenario.gains import load_gains, split_variable
+from wflmc.scenario.prior import fit_prior_mean, load_public_images, load_public_rows
 from wflmc.scenario.schema import LinkSection, PosteriorSection, Scenario, irrelevant
 from wflmc.scenario.sections import core_value
 from wflmc.support import plugins
-from wflmc.support.errors import InputError, without_data
+from wflmc.support.errors import Fault, InputError, without_data
 from wflmc.support.keys import host_generator, secret_key, seeded
 from wflmc.support.notices import Notice, NoticeCode
 
@@ -107,8 +108,8 @@ MANY_HIDDEN_DIRECTIONS = 0.5
 """Fraction of directions that noise hides from a release, with a notice above it."""
 MAX_EXPRESSION_CHARACTERS = 200
 """Of an expression in a scenario; longer ones could exhaust the parser."""
-IMAGE_CLASSES = 10
-"""Of MNIST and Fashion-MNIST, which are public."""
+PUBLIC_CLASSES = 10
+"""Of MNIST, Fashion-MNIST and synthetic data, if a scenario declares no others."""
 ROUNDING = 1e-12
 """Relative difference up to which a constant counts as that of the data."""
 MISSING_PUBLIC_ROWS = "the path of an .npz or .csv file with public rows"
@@ -322,22 +323,63 @@ def _regression(scenario: Scenario) -> tuple[Posterior, Test | None]:
     """Return a built-in model, and the test set where there is one."""
     section = scenario.posterior
     key = seeded(section.seed)
-    data, columns = _load(scenario, key)
+    loaded = _load(scenario, key)
+    data = loaded.private
     common = section.model_dump(include={"examples", "dim", "partition", "prior_std"})
     common["intercept"] = section.adds_ones
     if data is not None:
         common |= {"X": data.X, "y": data.y}
     if section.model == "gaussian":
-        posterior: Regression = gaussian_regression(key, section.devices, **common)
+        prior_mean = _prior_mean(section, loaded, names=())
+        posterior: Regression = gaussian_regression(
+            key, section.devices, prior_mean=prior_mean, **common
+        )
     else:
-        # The classes of images are public; those of other data are not, unless they are
-        # declared.
-        classes = section.classes
-        if section.data in DATA_SETS and classes is None:
-            classes = IMAGE_CLASSES
-        posterior = softmax_regression(key, section.devices, classes=classes, **common)
+        names = _class_names(section, data)
+        prior_mean = _prior_mean(section, loaded, names)
+        posterior = softmax_regression(
+            key, section.devices, classes=names, prior_mean=prior_mean, **common
+        )
     test = _test_set(section, key, posterior, data)
-    return dataclasses.replace(posterior, columns=columns), test
+    return dataclasses.replace(posterior, columns=loaded.columns), test
+
+
+def _class_names(section: PosteriorSection, data: Features | None) -> Names:
+    """Return the labels of all classes.
+
+    The classes of images are public; those of other data are not, unless they are
+    declared.
+    """
+    classes = section.classes
+    if classes is None and (data is None or section.data in DATA_SETS):
+        classes = PUBLIC_CLASSES
+    return class_names(() if data is None else data.y, classes)
+
+
+def _prior_mean(
+    section: PosteriorSection, loaded: "_Loaded", names: Names
+) -> NDArray[np.float64] | None:
+    """Return the mode of the model on the public rows; None where there are none."""
+    public = loaded.public
+    if public is None:
+        return None
+    width = section.dim if loaded.private is None else loaded.private.X.shape[1]
+    if public.X.shape[1] != width:
+        problem = Fault(f"has {public.X.shape[1]} features")
+        requirement = f"labelled rows of {width} features, as the data have"
+        raise InputError("prior_from", problem, requirement)
+    return fit_prior_mean(section, public, names)
+
+
+class _Loaded(NamedTuple):
+    """What is read from the files of a scenario, as the model takes it."""
+
+    private: Features | None
+    """The data set; None where the model makes its own."""
+    columns: tuple[str, ...] = ()
+    """The names of its features, which whitened ones do not have."""
+    public: Features | None = None
+    """Labelled rows that the prior is fitted to; None for a prior around zero."""
 
 
 def _custom_model(section: PosteriorSection) -> Posterior:
@@ -352,22 +394,20 @@ def _custom_model(section: PosteriorSection) -> Posterior:
     return posterior
 
 
-def _load(
-    scenario: Scenario, key: jax.Array
-) -> tuple[Features | None, tuple[str, ...]]:
-    """Return the scenario's data set and the names of its features.
-
-    The data set is None where the model makes its own.
-    """
+def _load(scenario: Scenario, key: jax.Array) -> _Loaded:
+    """Return the scenario's data set, and the public rows of its prior."""
     section = scenario.posterior
+    has_public_prior = bool(section.prior_from)
     if section.data == "synthetic":
-        return None, ()
+        public = load_public_rows(section, ()) if has_public_prior else None
+        return _Loaded(private=None, public=public)
     if section.data in DATA_SETS:
-        return _load_images(section, key), ()
+        public = load_public_images(section) if has_public_prior else None
+        return _Loaded(private=_load_images(section, key), public=public)
     if not is_data_path(section.data):
         raise InputError("data", section.data, DATA_SOURCES)
     examples = section.examples if scenario.is_set("posterior.examples") else None
-    data, columns = load_data(section.data, _label_kind(section), examples)
+    data, columns = load_data(section.data, label_kind(section), examples)
     sizes = {
         "examples": len(data.y),
         "dim": data.X.shape[1] if data.X.ndim == 2 else 0,
@@ -376,9 +416,13 @@ def _load(
         value = getattr(section, name)
         if scenario.is_set(f"posterior.{name}") and value != size:
             raise InputError(name, value, f"{size}, as in the data file, or left out")
+    public = load_public_rows(section, columns) if has_public_prior else None
     if not section.whiten_from:
-        return data, columns
-    return _whiten(section, data), ()
+        return _Loaded(data, columns, public)
+    whitening = _whitening_of_public_rows(section)
+    if public is not None:
+        public = _whiten(section, public, whitening)
+    return _Loaded(private=_whiten(section, data, whitening), public=public)
 
 
 def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
@@ -397,29 +441,23 @@ def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
     )
 
 
-def _whiten(section: PosteriorSection, data: Features) -> Features:
-    """Return features that public rows whiten."""
+def _whitening_of_public_rows(section: PosteriorSection) -> Whitening:
+    """Return the whitening by the rows of a file."""
     if not is_data_path(section.whiten_from):
         raise InputError("whiten_from", section.whiten_from, MISSING_PUBLIC_ROWS)
-    public, _ = load_data(section.whiten_from)
-    whitening = public_whitening(public.X, section.whiten_ridge)
+    rows, _ = load_data(section.whiten_from)
+    return public_whitening(rows.X, section.whiten_ridge)
+
+
+def _whiten(
+    section: PosteriorSection, data: Features, whitening: Whitening
+) -> Features:
+    """Return features that public rows whiten."""
     X_test = data.X_test
     if X_test is not None:
         X_test = whitening(X_test, section.intercept)
     X = whitening(data.X, section.intercept)
     return Features(X, data.y, X_test, data.y_test)
-
-
-def _label_kind(section: PosteriorSection) -> Labels:
-    """Return what the targets of a file are, as declared, or to be inferred."""
-    if section.model != "softmax":
-        return "numbers"
-    if section.classes is None:
-        return "inferred"
-    if isinstance(section.classes, int):
-        return "numbers"
-    has_text = any(isinstance(name, str) for name in section.classes)
-    return "text" if has_text else "numbers"
 
 
 def _test_set(

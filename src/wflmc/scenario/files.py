@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from wflmc.data.sets import SHA256, Features, check_shapes
 from wflmc.scenario.gains import split_variable
-from wflmc.scenario.schema import Scenario, irrelevant, validate, with_values
+from wflmc.scenario.schema import (
+    PosteriorSection,
+    Scenario,
+    irrelevant,
+    validate,
+    with_values,
+)
 from wflmc.support.delimited import TextRow, parse_finite, split_rows
 from wflmc.support.errors import InputError
 from wflmc.support.plugins import is_file_model
@@ -25,7 +31,13 @@ Labels = Literal["numbers", "text", "inferred"]
 """What the targets of a CSV are; inferred ones are whichever all of them are."""
 
 DATA_SUFFIXES = (".npz", ".csv")
-FILES = ("posterior.data", "posterior.whiten_from", "posterior.model", "link.gains")
+FILES = (
+    "posterior.data",
+    "posterior.whiten_from",
+    "posterior.prior_from",
+    "posterior.model",
+    "link.gains",
+)
 """All keys that may name a file."""
 MAX_LABEL_LENGTH = 1000
 """Characters of a label: an array of text is as wide as its longest one."""
@@ -104,6 +116,8 @@ def _paths(scenario: Scenario) -> dict[str, str]:
         paths["posterior.data"] = section.data
     if is_data_path(section.whiten_from):
         paths["posterior.whiten_from"] = section.whiten_from
+    if is_data_path(section.prior_from):
+        paths["posterior.prior_from"] = section.prior_from
     if is_file_model(section.model):
         paths["posterior.model"] = section.model
     return paths
@@ -203,6 +217,23 @@ def file_of(key: str, path: str) -> str:
     if key == "link.gains":
         return split_variable(path).path
     return path
+
+
+def label_kind(section: PosteriorSection) -> Labels:
+    """Return what the targets of a CSV are.
+
+    Args:
+        section: whose model and classes declare them; without declared classes the
+            labels of a softmax model are inferred.
+    """
+    if section.model != "softmax":
+        return "numbers"
+    if section.classes is None:
+        return "inferred"
+    if isinstance(section.classes, int):
+        return "numbers"
+    has_text = any(isinstance(name, str) for name in section.classes)
+    return "text" if has_text else "numbers"
 
 
 class DataFile(NamedTuple):

@@ -66,6 +66,7 @@ class PosteriorSection(ScenarioSection):
     whiten_share: Probability = 0.1
     whiten_rounds: Annotated[int, Field(ge=3, le=10**5)] = 16
     prior_std: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    prior_from: str = ""
     prior_on: Literal["parameters", "whitened"] = "parameters"
     classes: Annotated[int, Field(ge=2, le=10**7)] | list[int] | list[str] | None = None
     mu: NotNegative = 0.0
@@ -186,6 +187,7 @@ def _check_posterior(scenario: Scenario, prefix: str) -> None:
     scatters = section.features == "scattering"
     sets_dim = scatters and scenario.is_set("posterior.dim")
     whitens = bool(section.whiten_from)
+    has_public_prior = bool(section.prior_from)
     refuse(
         (
             has_images and section.model != "softmax",
@@ -215,6 +217,18 @@ def _check_posterior(scenario: Scenario, prefix: str) -> None:
             whitens and has_images and not scatters,
             f"{prefix}whiten_from",
             section.whiten_from,
+            "given for images with features = 'scattering'",
+        ),
+        (
+            has_public_prior and section.model not in ("gaussian", "softmax"),
+            f"{prefix}prior_from",
+            section.prior_from,
+            "left out for a custom model, which states its own prior",
+        ),
+        (
+            has_public_prior and has_images and not scatters,
+            f"{prefix}prior_from",
+            section.prior_from,
             "given for images with features = 'scattering'",
         ),
     )

@@ -381,6 +381,8 @@ class ModelKeys(Document):
 
     intercept: bool
     prior_std: float
+    prior_mean: list[float] | None = None
+    """θ₀[m], which is public; None: zero."""
     classes: list[int] | list[str] | None = None
     """The labels of all devices, declared; None for a regression."""
 
@@ -454,6 +456,7 @@ def read_posterior(folder: Path) -> Regression:
             y=data.y,
             intercept=model.intercept,
             prior_std=model.prior_std,
+            prior_mean=model.prior_mean,
         )
     else:
         posterior = softmax_regression(
@@ -464,6 +467,7 @@ def read_posterior(folder: Path) -> Regression:
             classes=model.classes,
             intercept=model.intercept,
             prior_std=model.prior_std,
+            prior_mean=model.prior_mean,
         )
     if document.whitening is None:
         return posterior

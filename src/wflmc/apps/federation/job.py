@@ -607,6 +607,8 @@ def _model_document(
         model["intercept"] = raw.intercept
         # A device alone has the share 1/K of the prior.
         model["prior_std"] = raw.prior_std * posterior.devices**0.5
+        if raw.prior_mean is not None:
+            model["prior_mean"] = raw.prior_mean.tolist()
     if isinstance(raw, SoftmaxPosterior):
         model["classes"] = list(raw.class_names)
     whitening: list[list[float]] | None = None

@@ -4,6 +4,7 @@ They show plans, claims, audits, fits and the ablation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 
 import numpy as np
 from rich.table import Column, Table
@@ -129,6 +130,11 @@ def _setting_rows(document: JsonObject) -> Iterator[tuple[str, str]]:
         cost = f"for {_number(whitening['share_of_budget'], 2)} of the budget"
         hidden = f"noise hides {whitening['hidden']:.0%} of directions"
         yield "whitening", f"{release}, {cost}; {hidden}"
+    section = document["scenario"].get("posterior", {})
+    if section.get("prior_from"):
+        source = PurePath(section["prior_from"]).name
+        spread = f"deviation {section['prior_std']:.4g} around it"
+        yield "prior", f"mean fitted to the public rows of {source}, {spread}"
     yield "gain α", _span(document["gain"])
     yield "active devices", _span(document["active_devices"])
 

@@ -1,0 +1,184 @@
+"""Scenarios whose prior is fitted to public rows: from files to runs, federations and published draws."""
+
+from __future__ import annotations
+
+import h5netcdf
+import numpy as np
+import pytest
+
+from wflmc.scenario import build, load_scenario, validate
+
+from ..cli_tools import strict
+from ..error_tools import raises_input_error
+
+SCENARIO = """
+[posterior]
+model = "softmax"
+devices = 4
+data = "private.npz"
+prior_from = "public.npz"
+prior_std = 0.5
+intercept = true
+classes = 2
+L = 400.0
+initial_w2_sq = 3.0
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+clip = 20.0
+[sampler]
+step_size = 0.002
+burn_in = 4
+samples = 6
+chains = 2
+init = "prior-mean"
+seed = "secret"
+"""
+COLUMNS = ("age", "dose", "weight")
+
+
+def draw_rows(generator, count):
+    X = generator.normal(size=(count, 3))
+    y = (X @ [2.0, -1.0, 0.5] + 0.5 + generator.logistic(size=count) > 0).astype(int)
+    return X, y
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    generator = np.random.default_rng(0)
+    for name, count in (("private", 80), ("public", 300)):
+        X, y = draw_rows(generator, count)
+        np.savez(tmp_path / f"{name}.npz", X=X, y=y)
+    (tmp_path / "s.toml").write_text(SCENARIO)
+    return tmp_path / "s.toml"
+
+
+def write_csv(path, columns, X, y):
+    lines = [",".join([*columns, "y"])]
+    lines += [
+        ",".join(map(str, [*row, label])) for row, label in zip(X, y, strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_prior_is_the_mode_on_the_public_rows(scenario, tmp_path):
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    posterior = build(load_scenario(scenario)).posterior
+    with np.load(tmp_path / "public.npz") as public:
+        X = np.column_stack([public["X"], np.ones(300)])
+        # Two classes with a prior N(0, s²) each differ by N(0, 2 s²).
+        fit = sklearn.LogisticRegression(
+            C=2 * 0.5**2, fit_intercept=False, tol=1e-8, max_iter=1000
+        ).fit(X, public["y"])
+    expected = np.array([-0.5, 0.5])[:, None] * fit.coef_
+    mean = posterior.prior_mean.reshape(2, 4)
+    np.testing.assert_allclose(mean, expected, atol=1e-3)
+    zero = build(load_scenario(scenario, ["posterior.prior_from="])).posterior
+    assert zero.prior_mean is None
+
+
+def test_a_run_stores_its_prior_and_publishes_its_draws(scenario, tmp_path, call):
+    run = tmp_path / "run"
+    code, out, err = call("run", scenario, "--out", run, "--json")
+    assert code == 0, err
+    assert strict(out)["epsilon_spent"] <= 8
+    posterior = build(load_scenario(scenario)).posterior
+    with np.load(run / "prior.npz") as prior:
+        np.testing.assert_array_equal(prior["mean"], posterior.prior_mean)
+        assert (prior["std"], prior["source"]) == (0.5, "public.npz")
+        digest = str(prior["sha256"])
+    plan = strict((run / "plan.json").read_text())
+    assert plan["files"] == {"posterior.prior_from": digest}
+    assert call("report", run, "--out", tmp_path / "run.html")[0] == 0
+    code, _, err = call("publish", run, "--out", tmp_path / "draws.nc")
+    assert code == 0, err
+    with h5netcdf.File(tmp_path / "draws.nc") as file:
+        assert file["posterior/theta"].shape == (1, 6, 8)
+        text = str(dict(file.attrs))
+    assert digest not in text
+
+
+def test_a_plan_of_other_public_rows_is_refused(scenario, tmp_path, call):
+    folder = tmp_path / "plan"
+    assert call("plan", scenario, "--out", folder)[0] == 0
+    X, y = draw_rows(np.random.default_rng(9), 40)
+    np.savez(tmp_path / "public.npz", X=X, y=y)
+    code, _, err = call("run", "--plan", folder, "--out", tmp_path / "run")
+    assert (code, "posterior.prior_from" in err) == (2, True)
+
+
+def test_columns_are_matched_by_name(tmp_path):
+    generator = np.random.default_rng(1)
+    X, y = draw_rows(generator, 60)
+    write_csv(tmp_path / "private.csv", COLUMNS, X[:20], y[:20])
+    write_csv(tmp_path / "public.csv", COLUMNS, X[20:], y[20:])
+    order = [2, 0, 1]
+    reordered = [COLUMNS[i] for i in order]
+    write_csv(tmp_path / "other_order.csv", reordered, X[20:, order], y[20:])
+    renamed = ("age", "dose", "size")
+    write_csv(tmp_path / "renamed.csv", renamed, X[20:], y[20:])
+
+    def prior_mean(public):
+        section = {
+            "data": str(tmp_path / "private.csv"),
+            "prior_from": str(tmp_path / public),
+            "devices": 2,
+        }
+        return build(validate({"posterior": section})).posterior.prior_mean
+
+    np.testing.assert_allclose(
+        prior_mean("other_order.csv"), prior_mean("public.csv"), rtol=1e-12
+    )
+    with raises_input_error("prior_from", "size", section="posterior"):
+        prior_mean("renamed.csv")
+
+
+def test_public_rows_are_whitened_as_the_data_are(scenario, tmp_path):
+    """The fit of whitened rows is in the coordinates of the whitened features."""
+    generator = np.random.default_rng(3)
+    others = generator.normal(size=(50, 3)) * [1, 3, 9]
+    np.savez(tmp_path / "moments.npz", X=others, y=np.zeros(50))
+    whitened = build(
+        load_scenario(scenario, ["posterior.whiten_from=moments.npz"])
+    ).posterior
+    assert whitened.features.shape[-1] == 4
+    assert whitened.prior_mean.shape == (8,)
+    # Most public rows are of the class that their own features predict.
+    with np.load(tmp_path / "private.npz") as private:
+        labels = private["y"]
+    rows = whitened.real_rows(whitened.features)
+    logits = rows @ whitened.prior_mean.reshape(2, 4).T
+    owners = whitened.real_rows(whitened.labels)
+    assert np.mean(logits.argmax(1) == owners) > 0.75
+    assert sorted(owners) == sorted(labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ("prior_from=elsewhere.npz", ("elsewhere.npz",)),
+        ("prior_from=mnist", ("mnist",)),
+        ("prior_from=narrow.npz", (2, 3)),
+        ("prior_from=classes.npz", (0, 1)),
+        ("prior_from=holes.npz", ()),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(scenario, tmp_path, change, facts):
+    X, y = draw_rows(np.random.default_rng(4), 30)
+    np.savez(tmp_path / "narrow.npz", X=X[:, :2], y=y)
+    np.savez(tmp_path / "classes.npz", X=X, y=y + 3)
+    np.savez(tmp_path / "holes.npz", X=np.where(X > 1, np.nan, X), y=y)
+    with raises_input_error("prior_from", *facts, section="posterior"):
+        build(load_scenario(scenario, [f"posterior.{change}"]))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"model": "softmax", "data": "mnist"},
+        {"model": "model.py:build"},
+    ],
+)
+def test_models_without_such_a_prior_refuse_it(section):
+    with raises_input_error("posterior.prior_from"):
+        validate({"posterior": {"prior_from": "public.npz", **section}})
