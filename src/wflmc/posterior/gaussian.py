@@ -182,8 +182,9 @@ class GaussianPosterior(Regression):
             features=split_blocks(self.features, block),
             target=split_blocks(self.target, block),
         )
+        prior = self._device_prior
         return sums.record_clipped_sum(
-            records, self._device_prior, theta, weight, clip, example_clip
+            records, prior, theta, weight, clip, example_clip
         )
 
     @property
@@ -457,10 +458,11 @@ class GaussianPosterior(Regression):
         values, vectors = np.linalg.eigh(self.hessian.sum(0))
         start = self._initial(init)
         start_variance = np.einsum("ij,ik,kj->j", vectors, start.covariance, vectors)
+        way = self.mean - start.mean
         gradients_at_mode = self.hessian @ self.mean - self.linear
         return Quadratic(
             precision=values,
-            start_mean=(start.mean - self.mean) @ vectors,
+            start_mean=-way @ vectors,
             start_variance=start_variance,
             gradients_at_mode=gradients_at_mode @ vectors,
             mode=self.exact.mean,

@@ -1047,10 +1047,12 @@ def _approximate_covariance(X: Array, by_class: Array, precision: Array) -> Arra
         precision: the prior's curvature for one class, [d, d].
     """
     logits = X @ by_class.T
-    p = np.exp(logits - logsumexp(logits, axis=1)[:, None])
-    curvature = (1 - (p**2).sum(1)) / (len(by_class) - 1)
-    hessian = X.T @ (curvature[:, None] * X) + precision
-    return np.asarray(np.linalg.inv(hessian), dtype=float)
+    p = np.exp(log_softmax(logits, axis=1))
+    total_curvature = 1 - (p**2).sum(1)
+    curvature = total_curvature / (len(by_class) - 1)
+    of_data = X.T @ (curvature[:, None] * X)
+    covariance = np.linalg.inv(of_data + precision)
+    return np.asarray(covariance, dtype=float)
 
 
 def softmax_regression(  # noqa: PLR0913  # the data and the prior

@@ -187,7 +187,6 @@ def _check_posterior(scenario: Scenario, prefix: str) -> None:
     scatters = section.features == "scattering"
     sets_dim = scatters and scenario.is_set("posterior.dim")
     whitens = bool(section.whiten_from)
-    has_public_prior = bool(section.prior_from)
     refuse(
         (
             has_images and section.model != "softmax",
@@ -219,19 +218,21 @@ def _check_posterior(scenario: Scenario, prefix: str) -> None:
             section.whiten_from,
             "given for images with features = 'scattering'",
         ),
-        (
-            has_public_prior and section.model not in ("gaussian", "softmax"),
-            f"{prefix}prior_from",
-            section.prior_from,
-            "left out for a custom model, which states its own prior",
-        ),
-        (
-            has_public_prior and has_images and not scatters,
-            f"{prefix}prior_from",
-            section.prior_from,
-            "given for images with features = 'scattering'",
-        ),
     )
+    _check_public_prior(section, f"{prefix}prior_from")
+
+
+def _check_public_prior(section: PosteriorSection, key: str) -> None:
+    """Refuse public rows for a prior where the model or its features take none."""
+    source = section.prior_from
+    if not source:
+        return
+    if section.model not in ("gaussian", "softmax"):
+        requirement = "left out for a custom model, which states its own prior"
+        raise InputError(key, source, requirement)
+    if section.data in DATA_SETS and section.features != "scattering":
+        requirement = "given for images with features = 'scattering'"
+        raise InputError(key, source, requirement)
 
 
 def _dependent_defaults(scenario: Scenario) -> dict[str, Any]:

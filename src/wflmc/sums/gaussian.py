@@ -209,8 +209,11 @@ def _add_clipped(
 
 def _prior_share(theta: jax.Array, prior: DevicePrior) -> jax.Array:
     """Return a device's share of the prior's gradient at θ[..., m]."""
-    deviation = theta if prior.mean is None else theta - prior.mean
-    gradient = jnp.matmul(deviation, jnp.asarray(prior.curvature), precision="highest")
+    curvature = jnp.asarray(prior.curvature)
+    deviation = theta
+    if prior.mean is not None:
+        deviation = theta - prior.mean
+    gradient = jnp.matmul(deviation, curvature, precision="highest")
     return cap_prior(gradient, (-1,))
 
 

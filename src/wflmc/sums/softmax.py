@@ -78,11 +78,9 @@ def measured_rows(features: jax.Array, labels: jax.Array) -> LabelledRows:
     """
     norms = row_norms(features)
     usable = jnp.isfinite(norms)
-    return LabelledRows(
-        features=jnp.where(usable[..., None], features, 0.0),
-        labels=labels,
-        norms=jnp.where(usable, norms, jnp.inf),
-    )
+    usable_features = jnp.where(usable[..., None], features, 0.0)
+    usable_norms = jnp.where(usable, norms, jnp.inf)
+    return LabelledRows(usable_features, labels, usable_norms)
 
 
 def clip_devices(
