@@ -2,6 +2,7 @@
 
 import sys
 
+from docs.draw.digits import draw_digits
 from docs.draw.gallery import POLICIES, draw_policies, table
 from docs.draw.idea import draw_channel, draw_gain, draw_three_gains
 from docs.draw.theory import draw_distances, draw_regimes, draw_step_sizes
@@ -13,6 +14,7 @@ PICTURES = {
     "regimes": draw_regimes,
     "distances": draw_distances,
     "step_sizes": draw_step_sizes,
+    "digits": draw_digits,
     "gallery": draw_policies,
 }
 

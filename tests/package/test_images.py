@@ -23,7 +23,7 @@ def test_lengths_are_those_by_the_symmetric_root(public):
     """Any root of (M + λI)⁻¹ gives the same lengths and inner products; here against the symmetric one, in float64."""
     ridge = 0.3
     rows = np.concatenate([public[:30], 1.7 * public[:10]])
-    whitened = public_whitening(public, ridge)(rows)
+    whitened = public_whitening(public, ridge=ridge)(rows)
     values, vectors = np.linalg.eigh(np.cov(public.T, bias=True) + ridge * np.eye(6))
     root = (vectors / np.sqrt(values)) @ vectors.T
     median = np.median(np.linalg.norm((public - public.mean(0)) @ root, axis=1))
@@ -37,7 +37,7 @@ def test_lengths_are_those_by_the_symmetric_root(public):
 
 
 def test_public_rows_have_unit_variance_before_they_are_shortened(public):
-    whitening = public_whitening(public, 1e-9)
+    whitening = public_whitening(public, ridge=1e-9)
     moved = (public - whitening.mean) @ whitening.root
     moments = np.cov(public.T, bias=True)
     rounding = 1e-6 * np.linalg.cond(moments)  # float32 sums of products
@@ -64,11 +64,11 @@ def test_what_becomes_of_a_row_depends_on_no_other(public, rows):
 @pytest.mark.parametrize(
     ("call", "key", "fact"),
     [
-        (lambda u: public_whitening(u, 0.0), "whiten_ridge", 0.0),
+        (lambda u: public_whitening(u, ridge=0.0), "whiten_ridge", 0.0),
         (lambda u: public_whitening(u[0]), "whiten_from", "(6,)"),
         (lambda u: public_whitening(np.full((3, 2), np.nan)), "whiten_from", "(3, 2)"),
         (lambda u: public_whitening(u)(u[:, :4]), "whiten_from", "6 features"),
-        (lambda u: image_features("mnist", "mnist"), "whiten_from", "'mnist'"),
+        (lambda u: image_features("mnist", ("mnist",)), "whiten_from", "'mnist'"),
         (lambda u: images.image_whitening("emnist"), "whiten_from", "'emnist'"),
     ],
 )

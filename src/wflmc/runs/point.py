@@ -73,7 +73,9 @@ class PointTask(NamedTuple):
         for key, digest in self.files.items():
             section, _, name = key.partition(".")
             value = content[section][name]
-            part = value.removeprefix(file_of(key, value))
+            part = ""
+            if isinstance(value, str):
+                part = value.removeprefix(file_of(key, value))
             content[section][name] = f"{digest}{part}"
         return {
             "scenario": content,

@@ -114,7 +114,8 @@ ROUNDING = 1e-12
 """Relative difference up to which a constant counts as that of the data."""
 MISSING_PUBLIC_ROWS = "the path of an .npz or .csv file with public rows"
 DATA_SOURCES = (
-    "'fashion-mnist', 'synthetic', 'mnist' or the path of an .npz or .csv file"
+    "'synthetic', 'mnist', 'fashion-mnist', 'rendered-digits' or the path of an .npz "
+    "or .csv file"
 )
 
 
@@ -434,7 +435,7 @@ def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
     drawn = draw_images(images, generator, section.examples)
     return image_features(
         section.data,
-        section.whiten_from,
+        section.whitening_sources,
         section.whiten_ridge,
         section.intercept,
         drawn,
@@ -442,11 +443,13 @@ def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
 
 
 def _whitening_of_public_rows(section: PosteriorSection) -> Whitening:
-    """Return the whitening by the rows of a file."""
-    if not is_data_path(section.whiten_from):
-        raise InputError("whiten_from", section.whiten_from, MISSING_PUBLIC_ROWS)
-    rows, _ = load_data(section.whiten_from)
-    return public_whitening(rows.X, section.whiten_ridge)
+    """Return the whitening by the rows of one or more files."""
+    row_sets = []
+    for path in section.whitening_sources:
+        if not is_data_path(path):
+            raise InputError("whiten_from", path, MISSING_PUBLIC_ROWS)
+        row_sets.append(load_data(path).data.X)
+    return public_whitening(*row_sets, ridge=section.whiten_ridge)
 
 
 def _whiten(

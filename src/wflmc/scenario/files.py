@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.data.sets import SHA256, Features, check_shapes
+from wflmc.data.sets import DATA_SETS, SHA256, Features, check_shapes, load
 from wflmc.scenario.gains import split_variable
 from wflmc.scenario.schema import (
     PosteriorSection,
@@ -73,9 +73,10 @@ def load_scenario(path: str | Path, overrides: list[str] | None = None) -> Scena
         _override(content, override)
     scenario = validate(content)
     folder = file.resolve().parent
-    absolute_paths = {
-        key: _absolute(folder, key, name) for key, name in _paths(scenario).items()
-    }
+    absolute_paths: dict[str, str | list[str]] = {}
+    for key, names in _paths(scenario).items():
+        paths = [_absolute(folder, key, name) for name in names]
+        absolute_paths[key] = paths if len(paths) > 1 else paths[0]
     return with_values(scenario, absolute_paths)
 
 
@@ -106,20 +107,21 @@ def _absolute(folder: Path, key: str, path: str) -> str:
     return str(gains._replace(path=str(file)))
 
 
-def _paths(scenario: Scenario) -> dict[str, str]:
+def _paths(scenario: Scenario) -> dict[str, tuple[str, ...]]:
     """Return the files that a scenario names, by key."""
     section = scenario.posterior
-    paths = {}
+    sources = section.whitening_sources
+    paths: dict[str, tuple[str, ...]] = {}
     if scenario.link.gains:
-        paths["link.gains"] = scenario.link.gains
+        paths["link.gains"] = (scenario.link.gains,)
     if is_data_path(section.data):
-        paths["posterior.data"] = section.data
-    if is_data_path(section.whiten_from):
-        paths["posterior.whiten_from"] = section.whiten_from
+        paths["posterior.data"] = (section.data,)
+    if sources and all(is_data_path(source) for source in sources):
+        paths["posterior.whiten_from"] = sources
     if is_data_path(section.prior_from):
-        paths["posterior.prior_from"] = section.prior_from
+        paths["posterior.prior_from"] = (section.prior_from,)
     if is_file_model(section.model):
-        paths["posterior.model"] = section.model
+        paths["posterior.model"] = (section.model,)
     return paths
 
 
@@ -183,23 +185,40 @@ def file_digests(scenario: Scenario, keys: Collection[str] = FILES) -> dict[str,
 
     Returns:
         Hexadecimal digests by key. Keys that name no file are absent, as are gains
-        that the fading law does not use. For `data = "mnist"` there are the four known
-        digests of its files, joined: the files are verified whenever they are read.
+        that the fading law does not use. Several files of a key have their digests
+        joined. For `data = "mnist"` there are the four known digests of its files: the
+        files are verified whenever they are read.
 
     Raises:
         InputError: a file cannot be read.
     """
     digests = {}
-    for key, path in _paths(scenario).items():
+    for key, paths in _paths(scenario).items():
         is_unused = key == "link.gains" and scenario.link.fading != "file"
         if key not in keys or is_unused:
             continue
-        with _reading(key, path, "a file"):
-            content = Path(file_of(key, path)).read_bytes()
-            digests[key] = hashlib.sha256(content).hexdigest()
+        digests[key] = "".join(_file_digest(key, path) for path in paths)
+    public_images = scenario.posterior.prior_from
+    if public_images in DATA_SETS and "posterior.prior_from" in keys:
+        digests["posterior.prior_from"] = _image_digest(public_images)
     if scenario.posterior.data == "mnist" and "posterior.data" in keys:
         digests["posterior.data"] = "".join(SHA256.values())
     return digests
+
+
+def _file_digest(key: str, path: str) -> str:
+    """Return the SHA-256 of the file in the value of a key."""
+    with _reading(key, path, "a file"):
+        content = Path(file_of(key, path)).read_bytes()
+        return hashlib.sha256(content).hexdigest()
+
+
+def _image_digest(name: str) -> str:
+    """Return the SHA-256 of the images and labels of a data set."""
+    total = hashlib.sha256()
+    for values in load(name):
+        total.update(values.tobytes())
+    return total.hexdigest()
 
 
 def file_of(key: str, path: str) -> str:

@@ -75,7 +75,7 @@ def load_public_images(section: PosteriorSection) -> Features:
         raise InputError(PRIOR_FROM, name, requirement)
     return image_features(
         name,
-        section.whiten_from,
+        section.whitening_sources,
         section.whiten_ridge,
         section.intercept,
     )

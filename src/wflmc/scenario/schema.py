@@ -55,7 +55,7 @@ class PosteriorSection(ScenarioSection):
     devices: Count = 30
     data: str = "synthetic"
     features: Literal["principal", "scattering"] = "principal"
-    whiten_from: str = ""
+    whiten_from: str | list[str] = ""
     whiten_ridge: Positive = 1e-3
     examples: Count = 1200
     dim: Count = 5
@@ -73,6 +73,13 @@ class PosteriorSection(ScenarioSection):
     L: NotNegative = 0.0
     initial_w2_sq: NotNegative = 0.0
     seed: Seed = 0
+
+    @property
+    def whitening_sources(self) -> tuple[str, ...]:
+        """The public data sets or files that whiten the features; empty for none."""
+        if isinstance(self.whiten_from, str):
+            return (self.whiten_from,) if self.whiten_from else ()
+        return tuple(self.whiten_from)
 
     @property
     def adds_ones(self) -> bool:
@@ -150,8 +157,6 @@ PAPER_IMAGES = {"posterior.examples": 12_000, "posterior.dim": 30}
 """The paper's images of MNIST, and principal directions that they are projected on."""
 SCATTERING_COEFFICIENTS = 3969
 """Of an image, all of which are its features."""
-ALL_IMAGES = {"posterior.examples": 60_000, "posterior.dim": SCATTERING_COEFFICIENTS}
-"""All images, and their scattering coefficients."""
 
 
 def validate(content: dict[str, Any], prefix: str = "") -> Scenario:
@@ -240,9 +245,13 @@ def _dependent_defaults(scenario: Scenario) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     if scenario.sampler.dynamics == "kinetic":
         defaults["sampler.step_size"] = KINETIC_STEP
-    if scenario.posterior.data in DATA_SETS:
+    data = scenario.posterior.data
+    if data in DATA_SETS:
         scatters = scenario.posterior.features == "scattering"
-        defaults |= ALL_IMAGES if scatters else PAPER_IMAGES
+        defaults |= PAPER_IMAGES
+        if scatters:
+            defaults["posterior.examples"] = DATA_SETS[data].train_images
+            defaults["posterior.dim"] = SCATTERING_COEFFICIENTS
     return defaults
 
 

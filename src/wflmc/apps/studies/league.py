@@ -357,7 +357,7 @@ def league_features(name: str) -> Features:
     Args:
         name: `mnist` or `fashion-mnist`, of which the other one is the public data set.
     """
-    return image_features(name, PUBLIC_DATA_SET[name], RIDGE, intercept=True)
+    return image_features(name, (PUBLIC_DATA_SET[name],), RIDGE, intercept=True)
 
 
 def league_posterior(features: Features, seed: int = 0) -> SoftmaxPosterior:
