@@ -107,6 +107,12 @@ def test_a_plan_of_other_public_rows_is_refused(scenario, tmp_path, call):
     assert (code, "posterior.prior_from" in err) == (2, True)
 
 
+def test_private_rows_are_not_taken_for_public_ones(scenario):
+    change = 'posterior.whiten_from=["public.npz", "private.npz"]'
+    with raises_input_error("whiten_from", "private.npz", section="posterior"):
+        build(load_scenario(scenario, [change]))
+
+
 def test_columns_are_matched_by_name(tmp_path):
     generator = np.random.default_rng(1)
     X, y = draw_rows(generator, 60)
@@ -158,6 +164,7 @@ def test_public_rows_are_whitened_as_the_data_are(scenario, tmp_path):
     [
         ("prior_from=elsewhere.npz", ("elsewhere.npz",)),
         ("prior_from=mnist", ("mnist",)),
+        ("prior_from=private.npz", ("private.npz",)),
         ("prior_from=narrow.npz", (2, 3)),
         ("prior_from=classes.npz", (0, 1)),
         ("prior_from=holes.npz", ()),

@@ -399,6 +399,7 @@ def _load(scenario: Scenario, key: jax.Array) -> _Loaded:
     """Return the scenario's data set, and the public rows of its prior."""
     section = scenario.posterior
     has_public_prior = bool(section.prior_from)
+    _check_public_files(section)
     if section.data == "synthetic":
         public = load_public_rows(section, ()) if has_public_prior else None
         return _Loaded(private=None, public=public)
@@ -424,6 +425,19 @@ def _load(scenario: Scenario, key: jax.Array) -> _Loaded:
     if public is not None:
         public = _whiten(section, public, whitening)
     return _Loaded(private=_whiten(section, data, whitening), public=public)
+
+
+def _check_public_files(section: PosteriorSection) -> None:
+    """Refuse the file of the private data as one of public rows."""
+    if not is_data_path(section.data):
+        return
+    private = Path(section.data).resolve()
+    named = [("whiten_from", source) for source in section.whitening_sources]
+    named.append(("prior_from", section.prior_from))
+    for key, source in named:
+        if source and Path(source).resolve() == private:
+            requirement = "another file than posterior.data, whose rows are private"
+            raise InputError(key, source, requirement)
 
 
 def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
