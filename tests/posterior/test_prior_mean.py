@@ -328,3 +328,25 @@ def test_means_that_no_model_has_are_refused():
         gaussian(prior_mean=[1.0, np.nan, 0.0])
     with raises_input_error("prior_mean"):
         gaussian(prior_mean=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_draws_two_deviations_away_are_said_to_be(model, whitened):
+    """The mean of every chain counts, not how its draws spread, in any coordinates."""
+    posterior = MODELS[model]()
+    plan = wflmc.plan(posterior, step_size=1e-3, burn_in=1, samples=6)
+    trace = wflmc.sample(jax.random.key(7), posterior, plan, chains=3)
+    means = draw_data(60)[3]
+    mean = means[0] if model == "gaussian" else means.ravel()
+    generator = np.random.default_rng(8)
+    spread = generator.standard_normal((3, 6, posterior.dim))
+    spread -= spread.mean(1, keepdims=True)
+    theta = mean + 2 * STD + spread
+    if whitened:
+        posterior = posterior.whitened()
+    moved = replace(trace, theta=theta.astype(np.float32))
+    evaluation = wflmc.evaluate(moved, posterior)
+    assert evaluation.prior_distance == pytest.approx(2, rel=1e-5)
+    around_zero = replace(posterior, prior_mean=None)
+    assert wflmc.evaluate(moved, around_zero).prior_distance is None

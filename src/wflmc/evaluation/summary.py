@@ -34,6 +34,7 @@ from wflmc.posterior import (
     Posterior,
     Predicts,
 )
+from wflmc.posterior.regression import Regression
 from wflmc.sampling import Trace
 from wflmc.support.errors import InputError, Shown, ShownValues
 from wflmc.support.notices import Notice, NoticeCode, texts
@@ -125,6 +126,10 @@ class Evaluation(Shown):
     spread: Spread | None = None
     """How wide the law of a chain is beside the posterior, at the first and the last
     kept round, exact while nothing is clipped."""
+    prior_distance: float | None = None
+    """How far the mean of a chain's draws is from the prior's mean, in standard
+    deviations of the prior: the root mean square over parameters and chains. Above 1,
+    the data contradict the prior; None for a prior around zero."""
     adjacency: str = "replace"
     """Of the promise that ε is about."""
     spent_before: bool = False
@@ -287,6 +292,8 @@ class Evaluation(Shown):
         yield from self._coverage_lines()
         yield from self._convergence_lines()
         yield from self._score_lines()
+        away = "{:.3g} of its standard deviations away (root mean square)"
+        yield from _line("prior's mean", away, self.prior_distance)
         if self.noise_ratio > NOISE_RATIO_SHOWN:
             spread = self.noise_ratio**0.5
             yield from _line("noise after burn-in", EXCESS, self.noise_ratio, spread)
@@ -437,6 +444,7 @@ def evaluate(
         adjacency=trace.plan.privacy.adjacency,
         functions=_function_diagnostics(trace, posterior, functions),
         symmetric=_is_symmetric(posterior),
+        prior_distance=_prior_distance(trace, posterior),
     )
 
 
@@ -515,6 +523,25 @@ def _is_symmetric(posterior: object) -> bool:
     if isinstance(posterior, CustomPosterior):
         return posterior.model.sites.symmetric
     return False
+
+
+def _prior_distance(trace: Trace, posterior: object) -> float | None:
+    """Return how far the means of chains are from the mean of a prior that has one.
+
+    With φ̄ the mean of a chain, the prior's mean φ₀ and its precision Λ, it is the root
+    of (φ̄ − φ₀)ᵀ Λ (φ̄ − φ₀)/m, averaged over chains under the root.
+    """
+    if not isinstance(posterior, Regression) or posterior.prior_mean is None:
+        return None
+    if trace.predictions is None:
+        mean = np.asarray(trace.theta, dtype=float).mean(1)
+    else:
+        mean = np.asarray(trace.predictions.mean, dtype=float)
+    deviation = posterior.coordinates_of(mean) - posterior.prior_mean
+    precision = posterior.prior_precision
+    by_class = deviation.reshape(-1, len(precision))
+    squares = np.einsum("ni,ij,nj->n", by_class, precision, by_class)
+    return float((squares.sum() / deviation.size) ** 0.5)
 
 
 def _coverage(trace: Trace, posterior: Posterior, exact: Gaussian) -> dict[str, float]:

@@ -448,6 +448,7 @@ class SummaryFile(Document):
     rmse: float | None = None
     reliability: Bins | None
     coverage: CoveragePart | None = None
+    prior_distance: float | None = None
     epsilon_spent: float | None
     adjacency: str = "replace"
     functions: dict[str, JsonObject] = {}
@@ -687,6 +688,7 @@ EVALUATED = (
     "epsilon_spent",
     "adjacency",
     "coverage",
+    "prior_distance",
 )
 """Values of an evaluation that summary.json has under the same names."""
 
