@@ -89,7 +89,13 @@ def test_a_run_stores_its_prior_and_publishes_its_draws(scenario, tmp_path, call
         digest = str(prior["sha256"])
     plan = strict((run / "plan.json").read_text())
     assert plan["files"] == {"posterior.prior_from": digest}
-    assert call("report", run, "--out", tmp_path / "run.html")[0] == 0
+    page = tmp_path / "run.html"
+    assert call("report", run, "--out", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert "public.npz" in text
+    distance = strict((run / "summary.json").read_text())["prior_distance"]
+    assert 0 < distance < 5
+    assert f'data-key="summary.prior_distance" data-value="{distance}"' in text
     code, _, err = call("publish", run, "--out", tmp_path / "draws.nc")
     assert code == 0, err
     with h5netcdf.File(tmp_path / "draws.nc") as file:
