@@ -108,25 +108,26 @@ def test_clipped_sums_are_those_of_the_reference(layout, size, by_record):
         weight = generator.uniform(0.2, 1, DEVICES)
         weight[0] = 0
         clip = np.full(DEVICES, 0.1 * records)
-        example_clip = np.full(DEVICES, 0.6 if by_record else np.inf)
-
-        def sum_of_chain(
-            phi, model=ready, weight=weight, clip=clip, example_clip=example_clip
-        ):
-            limit = example_clip if by_record else None
-            return model.clipped_sum(phi, weight, clip, example_clip=limit)[0]
-
-        sums = jax.vmap(sum_of_chain)(jnp.asarray(theta, jnp.float32))
+        example_clip = np.full(DEVICES, 0.6) if by_record else None
+        sums = clipped_sums(ready, np.float32(theta), weight, clip, example_clip)
         for phi, actual in zip(theta, sums, strict=True):
             expected = reference_sum(posterior, phi, weight, clip, example_clip)
             np.testing.assert_allclose(actual, expected, atol=2e-4 * weight @ clip)
 
 
+@jax.jit
+def clipped_sums(posterior, theta, weight, clip, example_clip):
+    """Return the sums of all chains by the fast path, [chain, m]."""
+
+    def sum_of_chain(phi):
+        return posterior.clipped_sum(phi, weight, clip, example_clip=example_clip)[0]
+
+    return jax.vmap(sum_of_chain)(theta)
+
+
 def reference_sum(posterior, phi, weight, clip, example_clip):
     """Return the sum of clipped gradients in float64, prior and all."""
-    mean = posterior.coordinates_of(
-        draw_data(60 if posterior.sizes.sum() == 60 else posterior.sizes.sum())[3]
-    )
+    mean = posterior.coordinates_of(draw_data(int(posterior.sizes.sum()))[3])
     if not posterior.classes:
         mean = mean[0]
     deviation = (phi - mean.ravel()).reshape(-1, DIM)
@@ -144,7 +145,7 @@ def reference_sum(posterior, phi, weight, clip, example_clip):
             of_records = reference.gaussian_record_gradients(phi, u, values[:size])
         gradients.append(of_records)
     is_short = posterior.features.shape[1] <= MAX_ROWS_OF_SHORT_DEVICE
-    if np.isfinite(example_clip).all():
+    if example_clip is not None:
         return reference.record_clipped_sum(
             gradients, prior_share, weight=weight, clip=clip, example_clip=example_clip
         )
