@@ -329,6 +329,10 @@ def test_means_that_no_model_has_are_refused():
         gaussian(prior_mean=[1.0, np.nan, 0.0])
     with raises_input_error("prior_mean"):
         gaussian(prior_mean=["a", "b", "c"])
+    with raises_input_error("prior_mean", "1e+09"):
+        gaussian(prior_mean=[1e10, 0.0, 0.0])
+    with raises_input_error("prior_mean", "1e+09"):
+        gaussian(prior_mean=[1e8, 0.0, 0.0]).whitened(1e-3 * np.eye(DIM))
 
 
 @pytest.mark.parametrize("whitened", [False, True])

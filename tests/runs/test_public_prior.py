@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import h5netcdf
 import numpy as np
 import pytest
@@ -86,6 +88,7 @@ def test_a_run_stores_its_prior_and_publishes_its_draws(scenario, tmp_path, call
     with np.load(run / "prior.npz") as prior:
         np.testing.assert_array_equal(prior["mean"], posterior.prior_mean)
         assert (prior["std"], prior["source"]) == (0.5, "public.npz")
+        assert prior["prior_on"] == "parameters"
         digest = str(prior["sha256"])
     plan = strict((run / "plan.json").read_text())
     assert plan["files"] == {"posterior.prior_from": digest}
@@ -145,6 +148,86 @@ def test_columns_are_matched_by_name(tmp_path):
         prior_mean("renamed.csv")
 
 
+def test_features_that_whiten_need_no_labels(tmp_path):
+    """Columns are matched by name; y may be missing, or be text."""
+    generator = np.random.default_rng(6)
+    X, y = draw_rows(generator, 60)
+    write_csv(tmp_path / "private.csv", COLUMNS, X[:20], y[:20])
+    order = [2, 0, 1]
+    words = np.where(y > 0, "yes", "no")
+    write_csv(tmp_path / "words.csv", [COLUMNS[i] for i in order], X[:, order], words)
+    lines = (tmp_path / "words.csv").read_text().splitlines()
+    unlabelled = "\n".join(line.rpartition(",")[0] for line in lines)
+    (tmp_path / "unlabelled.csv").write_text(unlabelled + "\n")
+    (tmp_path / "bare.csv").write_text("\n".join(unlabelled.split("\n")[1:]) + "\n")
+    np.savez(tmp_path / "features.npz", X=X)
+
+    def features(*public):
+        section = {
+            "data": str(tmp_path / "private.csv"),
+            "whiten_from": [str(tmp_path / name) for name in public],
+            "devices": 2,
+        }
+        return build(validate({"posterior": section})).posterior.features
+
+    expected = features("features.npz")
+    for name in ("words.csv", "unlabelled.csv"):
+        np.testing.assert_allclose(features(name), expected, atol=1e-5)
+    # Without names, columns are taken in their order.
+    assert not np.allclose(features("bare.csv"), expected, atol=0.1)
+    write_csv(tmp_path / "other.csv", ("age", "dose", "size"), X, y)
+    np.savez(tmp_path / "huge.npz", X=1e30 * X)
+    np.savez(tmp_path / "wide.npz", X=np.ones((5, 4)))
+    for name, facts in {
+        "other.csv": ("size",),
+        "huge.npz": (),
+        "wide.npz": (3, 4),
+        "missing.csv": ("missing.csv",),
+    }.items():
+        with raises_input_error("whiten_from", *facts, section="posterior"):
+            features("features.npz", name)
+
+
+def test_fits_of_absurd_size_are_refused(tmp_path):
+    """Chains would start where products with features overflow."""
+    X, _ = draw_rows(np.random.default_rng(8), 30)
+    np.savez(tmp_path / "private.npz", X=X, y=X[:, 0])
+    np.savez(tmp_path / "public.npz", X=1e-3 * X, y=3e12 * X[:, 1])
+    section = {"data": str(tmp_path / "private.npz"), "prior_std": 1e6}
+    section |= {"prior_from": str(tmp_path / "public.npz"), "devices": 2}
+    with raises_input_error("prior_from", "1e+09", section="posterior"):
+        build(validate({"posterior": section}))
+
+
+def test_columns_that_are_repeated_are_refused(tmp_path):
+    X, y = draw_rows(np.random.default_rng(7), 30)
+    write_csv(tmp_path / "private.csv", ("a", "b", "c"), X[:10], y[:10])
+    write_csv(tmp_path / "public.csv", ("a", "b", "a"), X, y)
+    section = {"data": str(tmp_path / "private.csv"), "devices": 2}
+    section["prior_from"] = str(tmp_path / "public.csv")
+    with raises_input_error("prior_from", "a", section="posterior"):
+        build(validate({"posterior": section}))
+
+
+def test_a_folder_keeps_no_prior_of_an_earlier_run(scenario, tmp_path, call):
+    run = tmp_path / "run"
+    quick = ("--set", "sampler.seed=1", "--set", "sampler.samples=2")
+    assert call("run", scenario, "--out", run, *quick)[0] == 0
+    assert (run / "prior.npz").exists()
+    without = ("--set", "posterior.prior_from=", "--set", "sampler.init=zero")
+    other_seed = ("--set", "sampler.seed=2", "--set", "sampler.samples=2")
+    code, _, err = call("run", scenario, "--out", run, *other_seed, *without)
+    assert code == 0, err
+    assert not (run / "prior.npz").exists()
+
+
+def test_the_deviation_of_a_prior_may_be_left_out(scenario, call):
+    scenario.write_text(SCENARIO.replace("prior_std = 0.5\n", ""))
+    code, out, err = call("plan", scenario)
+    assert code == 0, err
+    assert "public.npz" in out
+
+
 def test_public_rows_are_whitened_as_the_data_are(scenario, tmp_path):
     """The fit of whitened rows is in the coordinates of the whitened features."""
     generator = np.random.default_rng(3)
@@ -174,6 +257,8 @@ def test_public_rows_are_whitened_as_the_data_are(scenario, tmp_path):
         ("prior_from=narrow.npz", (2, 3)),
         ("prior_from=classes.npz", (0, 1)),
         ("prior_from=holes.npz", ()),
+        ("prior_from=copy.npz", ("copy.npz",)),
+        ("prior_from=linked.npz", ("linked.npz",)),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(scenario, tmp_path, change, facts):
@@ -181,6 +266,9 @@ def test_rows_that_do_not_fit_are_refused(scenario, tmp_path, change, facts):
     np.savez(tmp_path / "narrow.npz", X=X[:, :2], y=y)
     np.savez(tmp_path / "classes.npz", X=X, y=y + 3)
     np.savez(tmp_path / "holes.npz", X=np.where(X > 1, np.nan, X), y=y)
+    private = tmp_path / "private.npz"
+    (tmp_path / "copy.npz").write_bytes(private.read_bytes())
+    os.link(private, tmp_path / "linked.npz")
     with raises_input_error("prior_from", *facts, section="posterior"):
         build(load_scenario(scenario, [f"posterior.{change}"]))
 

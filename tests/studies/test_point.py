@@ -88,7 +88,7 @@ def test_results_belong_to_the_content_of_public_rows(sweep, tmp_path):
         "--grid",
         "link.snr_db=10,20",
     ]
-    for scale in (1.0, 9.0):
+    for scale in (2.0, 9.0):
         np.savez(public, X=scale * X, y=X[:, 0])
         assert sweep(*arguments)["cached"] == 0
     assert sweep(*arguments)["cached"] == 2

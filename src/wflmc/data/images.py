@@ -33,6 +33,8 @@ BLOCK_ROWS = 4096
 """Rows that are computed at a time."""
 MAX_MEASURED_ROWS = 10_000
 """Rows, evenly spaced, whose lengths are measured."""
+LARGEST_FEATURE = 1e9
+"""Of a public row; squares of larger ones would leave little of float32."""
 RIDGE = 1e-3
 """λ, for rows of unit length."""
 
@@ -122,6 +124,11 @@ def _check_public_rows(sets: Sequence[np.ndarray]) -> None:
     for values in sets:
         if values.ndim != 2 or not np.all(np.isfinite(values)):
             raise InputError("whiten_from", f"shape {values.shape}", requirement)
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest > LARGEST_FEATURE:
+            raise InputError(
+                "whiten_from", f"values up to {largest:.3g}", "scaled to moderate size"
+            )
     widths = {values.shape[1] for values in sets}
     count = sum(len(values) for values in sets)
     if len(widths) != 1 or count < 2:

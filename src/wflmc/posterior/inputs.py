@@ -14,6 +14,9 @@ INITS = ("prior", "prior-mean", "zero")
 zero."""
 Names = tuple[int, ...] | tuple[str, ...]
 """The labels of classes: whole numbers, or texts."""
+LARGEST_PARAMETER = 1e9
+"""Chains start at a prior's mean; from larger parameters on, products with features may
+overflow in float32."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """Chains compute in float32, in which a larger number is infinite."""
 MAX_CLASSES = 1000
@@ -58,7 +61,8 @@ def check_prior_mean(prior_mean: ArrayLike | None, dim: int) -> Array | None:
         θ₀[m]; None where no mean is given.
 
     Raises:
-        InputError: for another number of values, or values that are not finite.
+        InputError: for another number of values, or values that are not finite or too
+            large.
     """
     if prior_mean is None:
         return None
@@ -69,7 +73,11 @@ def check_prior_mean(prior_mean: ArrayLike | None, dim: int) -> Array | None:
         raise InputError("prior_mean", problem, requirement)
     if not np.all(np.isfinite(mean)):
         raise InputError("prior_mean", "values that are nan or infinite", requirement)
-    return mean.astype(float).ravel()
+    values = mean.astype(float).ravel()
+    if np.abs(values).max() > LARGEST_PARAMETER:
+        largest = f"values up to {np.abs(values).max():.3g}"
+        raise InputError("prior_mean", largest, f"at most {LARGEST_PARAMETER:g}")
+    return values
 
 
 def check_positive(numbers: Mapping[str, float], or_zero: bool = False) -> None:

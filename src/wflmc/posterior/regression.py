@@ -17,6 +17,7 @@ from wflmc.posterior.inputs import (
     check_counts,
     check_init,
     check_positive,
+    check_prior_mean,
     starts_at_point,
     with_intercept,
 )
@@ -219,7 +220,10 @@ class Regression(Shown, Posterior):
             raise InputError("matrix", problem, f"[{dim}, {dim}], as many as features")
         space = coordinates(matrix, self.prior_std, prior_on)
         features, outcomes = self._data
-        prior_mean = None if self.prior_mean is None else space.of(self.prior_mean)
+        prior_mean = None
+        if self.prior_mean is not None:
+            moved_mean = space.of(self.prior_mean)
+            prior_mean = check_prior_mean(moved_mean, self.dim)
         posterior = self._with_data(
             features=features @ space.matrix.T,
             outcomes=outcomes,

@@ -1005,7 +1005,11 @@ def _find_mode(
     np.add.at(linear.T, labels, X)
     # In coordinates z in which Böhning's bound on the Hessian is the identity, the mode
     # is found in few steps.
-    root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
+    try:
+        root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
+    except np.linalg.LinAlgError:
+        problem = "features of so different size that their Hessian is singular"
+        raise InputError("data", problem, "scaled to moderate size") from None
     shape = linear.shape
     centre = np.zeros(shape)
     if prior_mean is not None:

@@ -239,7 +239,7 @@ def _run(task: RunTask, bar: ProgressBar, notify: Notify, began: float) -> RunRe
                 plan=task.plan,
                 plan_document=plan_content,
                 summary=summary,
-                posterior=task.inputs.posterior,
+                prior_mean=task.inputs.prior_mean,
                 ledger=task.ledger,
             )
     if checkpoint is not None:

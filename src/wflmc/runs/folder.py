@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from wflmc.planning import Plan, policy_named
 from wflmc.planning.plan import PLAN_FILE
 from wflmc.posterior import Posterior
-from wflmc.posterior.regression import Regression
 from wflmc.privacy import Ledger
 from wflmc.runs.documents import JsonObject, PlanFile, SummaryFile, read_document
 from wflmc.runs.planning import (
@@ -46,8 +45,9 @@ from wflmc.support.errors import InputError
 from wflmc.support.storage import replacing
 
 PRIOR_FILE = "prior.npz"
-"""The prior that public rows were the origin of: its mean θ₀[m] and its standard
-deviation, the name of the file of these rows, and its SHA-256."""
+"""A prior by public rows: its mean θ₀[m]; its standard deviation, and whether that is of
+`parameters` or `whitened` coordinates; the name of the file of these rows, and its
+SHA-256."""
 DIGESTS = "digests.json"
 """The file with the SHA-256 of all others."""
 PRIOR_KEY = "posterior.prior_from"
@@ -67,7 +67,7 @@ def write_run(
     plan: Plan,
     plan_document: Mapping[str, object],
     summary: Mapping[str, object],
-    posterior: Posterior,
+    prior_mean: NDArray[np.float64] | None,
     ledger: Path | None,
 ) -> list[Path]:
     """Write the files of a run.
@@ -83,7 +83,7 @@ def write_run(
         plan: that was run.
         plan_document: the content of plan.json.
         summary: the content of summary.json.
-        posterior: that was sampled; a prior by public rows is written as well.
+        prior_mean: θ₀[m] as it was fitted to public rows; None for a prior around zero.
         ledger: that was charged.
 
     Returns:
@@ -105,7 +105,7 @@ def write_run(
         hashes = _write_plan_and_texts(stack, folder, plan, texts)
         trace_path = folder / "trace.nc"
         trace.save(trace_path, attributes)
-        hashes |= _write_prior(stack, folder, scenario, posterior)
+        hashes |= _write_prior(stack, folder, scenario, prior_mean)
         hashes = {"trace.nc": _sha256(trace_path), **hashes}
         digests.write(to_json(hashes).encode())
     files = [folder / name for name in (*hashes, DIGESTS)]
@@ -187,20 +187,26 @@ def _write_plan_and_texts(
 
 
 def _write_prior(
-    stack: ExitStack, folder: Path, scenario: Scenario, posterior: Posterior
+    stack: ExitStack,
+    folder: Path,
+    scenario: Scenario,
+    prior_mean: NDArray[np.float64] | None,
 ) -> dict[str, str]:
-    """Write the prior of public rows, if there is one, as `_write_plan_and_texts`."""
-    source = scenario.posterior.prior_from
-    if not source:
+    """Write the prior of public rows, as `_write_plan_and_texts` writes its files.
+
+    Without one, that of an earlier run in the same folder goes.
+    """
+    section = scenario.posterior
+    if prior_mean is None:
+        (folder / PRIOR_FILE).unlink(missing_ok=True)
         return {}
-    assert isinstance(posterior, Regression)  # others have no such prior
-    mean = posterior.parameters(posterior.start_mean("prior-mean"))
     file = stack.enter_context(replacing(folder / PRIOR_FILE))
     np.savez(
         file,
-        mean=mean,
-        std=posterior.prior_std,
-        source=Path(source).name,
+        mean=prior_mean,
+        std=section.prior_std,
+        prior_on=section.prior_on,
+        source=Path(section.prior_from).name,
         sha256=file_digests(scenario, [PRIOR_KEY]).get(PRIOR_KEY, ""),
     )
     file.flush()

@@ -3,6 +3,7 @@ statement of what is promised."""
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from wflmc.evaluation import Moments, noise_aware
 from wflmc.evaluation.scores import mean_probabilities
 from wflmc.planning import Plan, policy_named
+from wflmc.posterior import Posterior
 from wflmc.posterior.inputs import with_intercept
+from wflmc.posterior.regression import Regression
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import JsonObject, PlanFile, read_document
 from wflmc.runs.planning import load_plan
@@ -88,8 +91,8 @@ def publish_run(
         chains: 1; more of them would cost as many times the loss.
         features: .npy file, or .npz with an array X, of public rows [n, d] to predict;
             for noise-aware, .npz with the public moments gram, prior, examples and, if
-            uncertain, deviation, and with prior_linear for a prior that is not around
-            zero (`wflmc.Moments`).
+            uncertain, deviation (`wflmc.Moments`); prior_linear, where it is not that
+            of the run's own prior mean.
         accept: publish although the file rests on something that ε does not cover,
             which the statement then lists.
 
@@ -295,7 +298,7 @@ def _noise_aware(run: Path, moments_path: Path) -> NDArray[np.float32]:
             examples=content["examples"],
             deviation=content.get("deviation"),
             coordinates=loaded.inputs.posterior.coordinates,
-            prior_linear=content.get("prior_linear", 0.0),
+            prior_linear=_prior_linear(loaded.inputs.posterior, content),
         )
     except (OSError, KeyError, ValueError, IndexError):
         raise InputError(
@@ -306,6 +309,21 @@ def _noise_aware(run: Path, moments_path: Path) -> NDArray[np.float32]:
         ) from None
     draws = noise_aware(trace, moments).draws
     return draws[0].astype(np.float32)
+
+
+def _prior_linear(
+    posterior: Posterior, content: Mapping[str, np.ndarray]
+) -> float | np.ndarray:
+    """Return the prior's precision times its mean, [m].
+
+    It is that of the public moments; without one, the mean is that of the run's prior,
+    which is public too.
+    """
+    if "prior_linear" in content:
+        return content["prior_linear"]
+    if not isinstance(posterior, Regression) or posterior.prior_mean is None:
+        return 0.0
+    return np.asarray(content["prior"] @ posterior.prior_mean)
 
 
 def _first_transcript(run: Path, plan: Plan) -> Trace:

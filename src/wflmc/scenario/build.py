@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from wflmc import channel
 from wflmc.channel import Link
-from wflmc.data.images import Whitening, image_features, public_whitening
+from wflmc.data.images import Whitening, image_features
 from wflmc.data.sets import DATA_SETS, Features, draw_images, load, mnist_features
 from wflmc.dynamics import OVERDAMPED, Dynamics, by_name
 from wflmc.planning.options import PlanRequest, Policy, Sampler
@@ -33,11 +33,17 @@ from wflmc.scenario.coverage import (
 )
 from wflmc.scenario.files import is_data_path, label_kind, load_data
 from wflmc.scenario.gains import load_gains, split_variable
-from wflmc.scenario.prior import fit_prior_mean, load_public_images, load_public_rows
+from wflmc.scenario.public import (
+    check_public_files,
+    fit_prior_mean,
+    load_public_images,
+    load_public_rows,
+    whitening_of_files,
+)
 from wflmc.scenario.schema import LinkSection, PosteriorSection, Scenario, irrelevant
 from wflmc.scenario.sections import core_value
 from wflmc.support import plugins
-from wflmc.support.errors import Fault, InputError, without_data
+from wflmc.support.errors import InputError, without_data
 from wflmc.support.keys import host_generator, secret_key, seeded
 from wflmc.support.notices import Notice, NoticeCode
 
@@ -78,6 +84,8 @@ class Inputs(NamedTuple):
     dynamics: Dynamics = OVERDAMPED
     not_covered: tuple[NotCovered, ...] = ()
     """What ε does not cover of runs and plans."""
+    prior_mean: NDArray[np.float64] | None = None
+    """θ₀[m] as it was fitted to public rows, in parameters; None for zero."""
 
     @property
     def spent(self) -> NDArray[np.float64]:
@@ -112,7 +120,6 @@ PUBLIC_CLASSES = 10
 """Of MNIST, Fashion-MNIST and synthetic data, if a scenario declares no others."""
 ROUNDING = 1e-12
 """Relative difference up to which a constant counts as that of the data."""
-MISSING_PUBLIC_ROWS = "the path of an .npz or .csv file with public rows"
 DATA_SOURCES = (
     "'synthetic', 'mnist', 'fashion-mnist', 'rendered-digits' or the path of an .npz "
     "or .csv file"
@@ -157,6 +164,9 @@ def build(
     link = build_link(scenario)
     privacy = build_privacy(scenario)
     posterior, test = build_posterior(scenario)
+    prior_mean = None
+    if isinstance(posterior, Regression):
+        prior_mean = posterior.prior_mean
     if release is None:
         release = _release(scenario, posterior, link, privacy, key=key, exact=exact)
     posterior = _preconditioned(scenario, posterior, release)
@@ -186,6 +196,7 @@ def build(
         release=release,
         dynamics=dynamics,
         not_covered=uncovered,
+        prior_mean=prior_mean,
     )
 
 
@@ -361,15 +372,9 @@ def _prior_mean(
     section: PosteriorSection, loaded: "_Loaded", names: Names
 ) -> NDArray[np.float64] | None:
     """Return the mode of the model on the public rows; None where there are none."""
-    public = loaded.public
-    if public is None:
+    if loaded.public is None:
         return None
-    width = section.dim if loaded.private is None else loaded.private.X.shape[1]
-    if public.X.shape[1] != width:
-        problem = Fault(f"has {public.X.shape[1]} features")
-        requirement = f"labelled rows of {width} features, as the data have"
-        raise InputError("prior_from", problem, requirement)
-    return fit_prior_mean(section, public, names)
+    return fit_prior_mean(section, loaded.public, names)
 
 
 class _Loaded(NamedTuple):
@@ -399,12 +404,15 @@ def _load(scenario: Scenario, key: jax.Array) -> _Loaded:
     """Return the scenario's data set, and the public rows of its prior."""
     section = scenario.posterior
     has_public_prior = bool(section.prior_from)
-    _check_public_files(section)
+    check_public_files(section)
+    public = None
     if section.data == "synthetic":
-        public = load_public_rows(section, ()) if has_public_prior else None
+        if has_public_prior:
+            public = load_public_rows(section, (), section.dim)
         return _Loaded(private=None, public=public)
     if section.data in DATA_SETS:
-        public = load_public_images(section) if has_public_prior else None
+        if has_public_prior:
+            public = load_public_images(section)
         return _Loaded(private=_load_images(section, key), public=public)
     if not is_data_path(section.data):
         raise InputError("data", section.data, DATA_SOURCES)
@@ -418,26 +426,15 @@ def _load(scenario: Scenario, key: jax.Array) -> _Loaded:
         value = getattr(section, name)
         if scenario.is_set(f"posterior.{name}") and value != size:
             raise InputError(name, value, f"{size}, as in the data file, or left out")
-    public = load_public_rows(section, columns) if has_public_prior else None
+    width = sizes["dim"]
+    if has_public_prior:
+        public = load_public_rows(section, columns, width)
     if not section.whiten_from:
         return _Loaded(data, columns, public)
-    whitening = _whitening_of_public_rows(section)
+    whitening = whitening_of_files(section, columns, width)
     if public is not None:
         public = _whiten(section, public, whitening)
     return _Loaded(private=_whiten(section, data, whitening), public=public)
-
-
-def _check_public_files(section: PosteriorSection) -> None:
-    """Refuse the file of the private data as one of public rows."""
-    if not is_data_path(section.data):
-        return
-    private = Path(section.data).resolve()
-    named = [("whiten_from", source) for source in section.whitening_sources]
-    named.append(("prior_from", section.prior_from))
-    for key, source in named:
-        if source and Path(source).resolve() == private:
-            requirement = "another file than posterior.data, whose rows are private"
-            raise InputError(key, source, requirement)
 
 
 def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
@@ -454,16 +451,6 @@ def _load_images(section: PosteriorSection, key: jax.Array) -> Features:
         section.intercept,
         drawn,
     )
-
-
-def _whitening_of_public_rows(section: PosteriorSection) -> Whitening:
-    """Return the whitening by the rows of one or more files."""
-    row_sets = []
-    for path in section.whitening_sources:
-        if not is_data_path(path):
-            raise InputError("whiten_from", path, MISSING_PUBLIC_ROWS)
-        row_sets.append(load_data(path).data.X)
-    return public_whitening(*row_sets, ridge=section.whiten_ridge)
 
 
 def _whiten(

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -236,6 +236,91 @@ def file_of(key: str, path: str) -> str:
     if key == "link.gains":
         return split_variable(path).path
     return path
+
+
+def column_order(
+    path: str | Path, names: Sequence[str], columns: Sequence[str]
+) -> list[int]:
+    """Return where the columns of the data stand in another file.
+
+    Args:
+        path: of the other file, for errors.
+        names: of its columns.
+        columns: those of the data.
+
+    Returns:
+        An index into `names` for each of `columns`.
+
+    Raises:
+        InputError: for other names, or a name that stands there twice.
+    """
+    requirement = "a file with the columns of posterior.data, each once"
+    missing = [name for name in columns if name not in names]
+    added = [name for name in names if name not in columns]
+    repeated = [name for name in names if list(names).count(name) > 1]
+    if repeated or len(set(columns)) < len(columns):
+        twice = repeated or [name for name in columns if columns.count(name) > 1]
+        raise InputError("data", str(path), f"{requirement}; {twice[0]!r} is repeated")
+    if added:
+        raise InputError("data", str(path), f"{requirement}; it has {added[0]!r}")
+    if missing:
+        raise InputError("data", str(path), f"{requirement}; it lacks {missing[0]!r}")
+    return [names.index(name) for name in columns]
+
+
+def load_features(
+    path: str | Path, columns: Sequence[str], width: int
+) -> NDArray[np.number]:
+    """Read rows without labels, from the array X of an .npz file or from a CSV.
+
+    A column y of a CSV is passed over, whatever stands in it; so is the last column of
+    one without a header that has one more than the data have features.
+
+    Args:
+        path: of the file.
+        columns: the names of the data's features, into whose order those of a header
+            are brought; empty where they have none.
+        width: the number of the data's features.
+
+    Returns:
+        Features, [N, d].
+
+    Raises:
+        InputError: if the file cannot be read, or has other columns.
+    """
+    if str(path).lower().endswith(".npz"):
+        requirement = "an .npz file of a numeric array X"
+        arrays = read_arrays(path, key="data", requirement=requirement, names=("X",))
+        if "X" not in arrays:
+            raise InputError("data", str(path), requirement)
+        return arrays["X"]
+    file = _read_csv(path)
+    first_cells = file.first_cells
+    indices = [index for index, name in enumerate(first_cells) if name != TARGET_NAME]
+    has_header = any(
+        parse_finite(first_cells[index]) is None for index in indices[:width]
+    )
+    if not has_header:
+        indices = list(range(len(first_cells)))
+        if len(indices) == width + 1:
+            indices = indices[:width]
+    elif columns:
+        names = [first_cells[index] for index in indices]
+        order = column_order(path, names, columns)
+        indices = [indices[position] for position in order]
+    if len(indices) != width:
+        requirement = f"a CSV of {width} features, as the data have"
+        raise file.error(f"{requirement}; it has {len(indices)}")
+    records = file.rows[1:] if has_header else file.rows
+    features = [
+        row._replace(cells=[row.cells[index] for index in indices]) for row in records
+    ]
+    if not features:
+        raise file.error("a CSV of at least one row of numbers")
+    values = np.array([_finite_numbers(row) for row in features])
+    missing = np.isnan(values)
+    _refuse_missing(file, features, missing)
+    return values
 
 
 def label_kind(section: PosteriorSection) -> Labels:

@@ -738,7 +738,7 @@ def _finish(
         plan=plan,
         plan_document=document,
         summary=summary,
-        posterior=inputs.posterior,
+        prior_mean=inputs.prior_mean,
         ledger=None if ledger is None else ledger.path,
     )
     return FederationResult(scenario, summary, evaluation, [*files, folder / LOG])

@@ -16,6 +16,7 @@ from wflmc.dynamics import from_constants
 from wflmc.evaluation.wasserstein import Spread
 from wflmc.privacy.promise import HIDDEN
 from wflmc.runs.documents import FitFile, JsonObject
+from wflmc.scenario.schema import PosteriorSection
 
 MIN_ROUNDING_SHOWN = 0.001
 """Relative rounding of sums from which on a table shows it."""
@@ -133,7 +134,9 @@ def _setting_rows(document: JsonObject) -> Iterator[tuple[str, str]]:
     section = document["scenario"].get("posterior", {})
     if section.get("prior_from"):
         source = PurePath(section["prior_from"]).name
-        spread = f"deviation {section['prior_std']:.4g} around it"
+        default_std = PosteriorSection.model_fields["prior_std"].default
+        prior_std = section.get("prior_std", default_std)
+        spread = f"deviation {prior_std:.4g} around it"
         yield "prior", f"mean fitted to the public rows of {source}, {spread}"
     yield "gain α", _span(document["gain"])
     yield "active devices", _span(document["active_devices"])
