@@ -221,6 +221,40 @@ def test_a_folder_keeps_no_prior_of_an_earlier_run(scenario, tmp_path, call):
     assert not (run / "prior.npz").exists()
 
 
+def test_noise_aware_draws_know_the_mean_of_the_prior(tmp_path, call):
+    """Unless the public moments have another one."""
+    generator = np.random.default_rng(10)
+    for name, count in (("private", 60), ("public", 40)):
+        X, _ = draw_rows(generator, count)
+        np.savez(tmp_path / f"{name}.npz", X=X, y=X @ [30.0, -20.0, 10.0])
+    text = SCENARIO.replace('model = "softmax"', "").replace("classes = 2", "mu = 1.0")
+    text = text.replace("[sampler]", "[sampler]\ntranscript = true")
+    text = text.replace("chains = 2", "chains = 1")
+    (tmp_path / "g.toml").write_text(text)
+    run = tmp_path / "run"
+    code, _, err = call("run", tmp_path / "g.toml", "--out", run)
+    assert code == 0, err
+    posterior = build(load_scenario(tmp_path / "g.toml")).posterior
+    prior = np.asarray(posterior.prior_precision)
+    moments = {"gram": 60 * np.eye(4), "prior": prior, "examples": 60}
+    linear = prior @ posterior.prior_mean
+    means = {}
+    for name, added in {
+        "of the run": {},
+        "the same": {"prior_linear": linear},
+        "zero": {"prior_linear": 0 * linear},
+    }.items():
+        np.savez(tmp_path / "moments.npz", **moments, **added)
+        published = tmp_path / f"{len(means)}.nc"
+        options = ("--what", "noise-aware", "--features", tmp_path / "moments.npz")
+        code, _, err = call("publish", run, *options, "--out", published)
+        assert code == 0, err
+        with h5netcdf.File(published) as file:
+            means[name] = file["posterior/theta"][0].mean(0)
+    np.testing.assert_allclose(means["of the run"], means["the same"], rtol=1e-5)
+    assert np.abs(means["of the run"] - means["zero"]).max() > 1
+
+
 def test_the_deviation_of_a_prior_may_be_left_out(scenario, call):
     scenario.write_text(SCENARIO.replace("prior_std = 0.5\n", ""))
     code, out, err = call("plan", scenario)
