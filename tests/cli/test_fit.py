@@ -217,7 +217,9 @@ def test_numbers_are_predicted_with_intervals(call, tmp_path, monkeypatch):
     assert document["task"] == "regression"
     assert document["devices"] == 5
     assert 0.75 < document["coverage_90"] <= 1  # of 150 rows; tests/tables looks closer
-    assert set(document["epsilon_by_part"]) == {"scaling", "sampling", "noise scale"}
+    parts = {"scaling", "sampling", "noise scale"}
+    # With many rows, whitening is worth its price.
+    assert set(document["epsilon_by_part"]) - {"whitening"} == parts
     assert call("predict", model, tmp_path / "patients.parquet", "--out", out)[0] == 0
     predictions = pd.read_csv(out)
     assert list(predictions.columns) == ["person", "mean", "lower", "upper"]

@@ -464,6 +464,27 @@ def test_regression_is_calibrated():
     assert np.mean(scores) > 0.6  # least squares has .73
 
 
+@AGAIN
+def test_intervals_hold_where_columns_repeat_one_another():
+    """Draws disagree most in directions that no row has, and no prediction depends on."""
+    settings = Settings(2.0, 5e-4, 25, 75, 2.5, whiten=True)
+    inside = []
+    for seed in range(count(3, 20)):
+        generator = np.random.default_rng(seed)
+        signal = generator.standard_normal((2000, 2))
+        group = generator.integers(0, 3, 2000)
+        indicators = (group[:, None] == np.arange(3)).astype(float)
+        X = np.column_stack([signal, indicators, np.full(2000, 7.0)])
+        y = signal @ [2.0, 1.5] + 0.4 * generator.standard_normal(2000)
+        model = PrivateRegressor(random_state=seed, settings=settings)
+        model.fit(X[:1500], y[:1500])
+        low, high = model.predict_interval(X[1500:])
+        inside.append(np.mean((low < y[1500:]) & (y[1500:] < high)))
+    # As in the test before.
+    margin = 0.02 + 3 * 0.025 / len(inside) ** 0.5
+    assert np.mean(inside) == pytest.approx(0.9, abs=margin)
+
+
 def test_a_public_noise_scale_costs_nothing():
     X, y = load_diabetes(return_X_y=True)
     model = PrivateRegressor(

@@ -191,7 +191,7 @@ class PlanFile(Document):
     lower_bound: float | None = None
     gap: float | None
     max_round_noise: float | None = None
-    classes: list[Any] | None = None
+    classes: list[int] | list[str] | None = None
     coordinates: Literal["parameters", "whitened"]
     whitening: JsonObject | None
     privacy: Spending

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from wflmc.planning import Plan
 from wflmc.sampling.groups import (
     DRAW_AXES,
     LIBRARY,
-    ArvizData,
     Attributes,
     Group,
     Groups,
@@ -99,7 +99,7 @@ class Trace(Shown):
         outcome: str | Sequence[str] | None = None,
         draws: int | None = DEFAULT_DRAWS,
         progress: ProgressCallback | None = None,
-    ) -> ArvizData:
+    ) -> Any:  # ArviZ's own types do not know the groups of its data
         """Return the trace for ArviZ.
 
         Its groups are posterior, sample_stats, and the same of burn-in where that was

@@ -55,9 +55,9 @@ def audit_fit(
 
     A linear rule is learned from one half of the trials, with the threshold that
     separates that half best; its errors are counted on the other half. It sees the
-    mean, the first and the last draw, the scales, the noise scale, the clip and the
-    step size of an estimator, not every draw. The error rates give a lower bound on ε
-    that holds with the given confidence, whatever the mechanism is.
+    mean, the first and the last draw, the scales, those of noise and residuals, the
+    clip and the step size of an estimator, not every draw. The error rates give a lower
+    bound on ε that holds with the given confidence, whatever the mechanism is.
 
     Args:
         make: from the number of a trial to an estimator that is not yet fitted, with a
@@ -118,7 +118,8 @@ def _shown(estimator: PrivateEstimator) -> Array:
     model = estimator.model_
     theta = model.theta.astype(float)
     log_scale = np.log(model.scaling.scale)
-    target = [model.center, np.log(model.spread), model.noise_scale]
+    target = [model.center, np.log(model.spread)]
+    target += [model.noise_scale, model.residual_scale]
     settings = [estimator.settings_.clip, estimator.settings_.step_size]
     draws = (theta.mean(0), theta[0], theta[-1])
     scales = (model.scaling.center, log_scale)

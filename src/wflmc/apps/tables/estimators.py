@@ -79,8 +79,6 @@ NOISE_SCALE_LOSS = 1e4
 """Counts of residuals are worth a loss of this over N²: noise of 1 % of all rows."""
 NOISE_SCALE_FRACTIONS = (0.01, 0.1)
 """The smallest and the largest part of a budget that a noise scale may take."""
-MIN_NOISE_VARIANCE_FRACTION = 0.1
-"""The part of the residuals' variance that a target's noise has, at least."""
 
 
 class PrivacyWarning(UserWarning):
@@ -218,11 +216,12 @@ class _ChainRun(NamedTuple):
     losses: Losses
 
 
-class _NoiseScale(NamedTuple):
-    """A noise scale that was paid for.
+class _ResidualScale(NamedTuple):
+    """A scale of residuals that was paid for.
 
     Args:
-        scale: standard deviation of a target about its mean, in spreads of the target.
+        scale: standard deviation of targets about the mean over draws, in spreads of
+            the target.
         loss: that it cost.
     """
 
@@ -326,16 +325,16 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             shares=shares,
         )
         account.losses |= self._sample(named(key, "chain"), facts, rows, account.ledger)
-        noise_scale = target.noise_scale or 0.0
+        residual_scale = 0.0
         if noise_loss:
-            released = self._release_noise(
+            released = self._release_residuals(
                 named(key, "residuals"),
                 facts=facts,
                 loss=noise_loss,
                 rows=rows,
                 ledger=account.ledger,
             )
-            noise_scale = released.scale * spread
+            residual_scale = released.scale * spread
             account.losses["noise scale"] = released.loss
         self.model_ = FittedModel(
             theta=np.asarray(self.trace_.theta[0]),
@@ -343,7 +342,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             classes=len(target.classes),
             center=center,
             spread=spread,
-            noise_scale=float(noise_scale),
+            noise_scale=float(target.noise_scale or 0.0),
+            residual_scale=float(residual_scale),
         )
         self.privacy_ = self._spent(promise, account)
         self.facts_ = facts
@@ -604,7 +604,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     def _row_scores(self, trace: Trace, rows: _ScaledRows) -> Array:
         """Return how right a chain is about every row, from 0 to 1, [N]."""
 
-    def _release_noise(
+    def _release_residuals(
         self,
         key: jax.Array,
         *,
@@ -612,8 +612,8 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         loss: float,
         rows: _ScaledRows,
         ledger: Ledger,
-    ) -> _NoiseScale:
-        """Release how many residuals have which size, and the noise scale by it.
+    ) -> _ResidualScale:
+        """Release how many residuals have which size, and their scale by it.
 
         This is called after the chain has run: it uses its trace, and the rounds of the
         link behind those of its plan.
@@ -651,14 +651,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         run_name = f"residuals-{digest(size, noise_name.encode())}"
         ledger.charge(run_name, start, losses, f"residuals-{noise_name}")
         variance = _residual_variance(received.shares[0])
-        # What draws disagree in comes on top for a prediction. Residuals about their
-        # mean have part of it already: half, by coverage on tables of a few hundred
-        # rows. The mean square of a scaled feature is about 1.
-        draws = self.trace_.theta[0].astype(float)
-        disagreement = float(draws.var(0).sum())
-        least_variance = MIN_NOISE_VARIANCE_FRACTION * variance
-        noise_variance = max(variance - disagreement / 2, least_variance)
-        return _NoiseScale(float(noise_variance**0.5), float(losses.max()))
+        return _ResidualScale(float(variance**0.5), float(losses.max()))
 
     def _spent(self, promise: Privacy, account: _Account) -> Spent:
         """Return what the fit has cost."""

@@ -53,7 +53,10 @@ class FittedModel:
         classes: C; 0 where targets are numbers.
         center: targets were fitted as (y − center) / spread.
         spread: see `center`.
-        noise_scale: standard deviation of a target about its mean, in its own unit.
+        noise_scale: standard deviation of a target about its mean, in its own unit,
+            where that is public; else 0.
+        residual_scale: standard deviation of targets about the mean over draws, in
+            their own unit, where it was paid for; else 0.
     """
 
     theta: NDArray[np.floating]
@@ -62,6 +65,7 @@ class FittedModel:
     center: float = 0.0
     spread: float = 1.0
     noise_scale: float = 0.0
+    residual_scale: float = 0.0
 
     def rows(self, X: ArrayLike) -> Array:
         """Return rows as the parameters take them.
@@ -90,8 +94,9 @@ class FittedModel:
     def mean_and_spread(self, X: ArrayLike) -> PredictedTargets:
         """Predict targets of a regression.
 
-        The variance of a new target is that of the noise plus that of the mean over
-        draws.
+        The variance of a new target is that of the noise, where it is public, plus that
+        of the mean over draws. Residuals that were paid for have the error of the mean
+        in them already: where draws disagree by less, their variance is taken.
 
         Args:
             X: features in their own units, [n, d].
@@ -103,7 +108,8 @@ class FittedModel:
         mean = self.center + self.spread * means_of_draws.mean(1)
         disagreement = self.spread**2 * means_of_draws.var(1)
         variance = self.noise_scale**2 + disagreement
-        return PredictedTargets(mean, np.sqrt(variance))
+        of_residuals = self.residual_scale**2
+        return PredictedTargets(mean, np.sqrt(np.maximum(variance, of_residuals)))
 
     def interval(self, X: ArrayLike, level: float = 0.9) -> Interval:
         """Return intervals that new targets lie in with a probability.
@@ -144,6 +150,7 @@ class FittedModel:
                 center=self.center,
                 spread=self.spread,
                 noise_scale=self.noise_scale,
+                residual_scale=self.residual_scale,
                 scaling_center=self.scaling.center,
                 scaling_scale=self.scaling.scale,
             )
@@ -188,6 +195,7 @@ class FittedModel:
             center=float(arrays["center"]),
             spread=float(arrays["spread"]),
             noise_scale=float(arrays["noise_scale"]),
+            residual_scale=float(arrays["residual_scale"]),
         )
 
     def _is_consistent(self) -> bool:
@@ -198,7 +206,7 @@ class FittedModel:
             return False
         if any(part.shape != (self.features,) for part in self.scaling):
             return False
-        target = [self.center, self.spread, self.noise_scale]
+        target = [self.center, self.spread, self.noise_scale, self.residual_scale]
         numbers = (self.theta, *self.scaling, np.array(target))
         return all(bool(np.isfinite(values).all()) for values in numbers)
 
