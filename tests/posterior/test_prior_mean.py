@@ -257,6 +257,20 @@ def test_the_forecast_of_a_softmax_model_is_its_quadratic_written_out(init):
         )
 
 
+def make_plan(posterior, init, *, snr_db, epsilon, clip, burn_in, samples):
+    """Plan equal powers over a static channel, with a clip that no gradient meets."""
+    return wflmc.plan(
+        posterior,
+        wflmc.Link(wflmc.channel.static(0.01), snr_db=snr_db),
+        wflmc.Privacy(epsilon=epsilon, delta=0.01, clip=clip),
+        step_size=0.4 / (posterior.mu + posterior.L),
+        burn_in=burn_in,
+        samples=samples,
+        sampler=wflmc.Sampler(init=init),
+        policy=wflmc.Policy(power="equal"),
+    )
+
+
 @pytest.mark.parametrize("deviations", [0, 5])
 @pytest.mark.parametrize("init", INITS)
 def test_law_bound_and_chains_agree(init, deviations):
@@ -267,15 +281,8 @@ def test_law_bound_and_chains_agree(init, deviations):
     posterior = wflmc.gaussian_regression(
         jax.random.key(1), DEVICES, X=X, y=y, prior_std=STD, prior_mean=mean
     )
-    plan = wflmc.plan(
-        posterior,
-        wflmc.Link(wflmc.channel.static(0.01), snr_db=30),
-        wflmc.Privacy(epsilon=1e4, delta=0.01, clip=3000),
-        step_size=0.4 / (posterior.mu + posterior.L),
-        burn_in=3,
-        samples=4,
-        sampler=wflmc.Sampler(init=init),
-        policy=wflmc.Policy(power="equal"),
+    plan = make_plan(
+        posterior, init, snr_db=30, epsilon=1e4, clip=3000, burn_in=3, samples=4
     )
     law = posterior.law(plan.step_size, plan.weight, plan.noise_variance, init=init)
     w2_sq = w2_squared(law, posterior.exact)
@@ -301,15 +308,8 @@ def test_noise_aware_intervals_hold_around_a_mean_far_from_zero():
         prior_std=0.3,
         prior_mean=[20.0, -20.0, 10.0],
     )
-    plan = wflmc.plan(
-        posterior,
-        wflmc.Link(wflmc.channel.static(0.01), snr_db=90),
-        wflmc.Privacy(epsilon=1e5, delta=0.01, clip=5000),
-        step_size=0.4 / (posterior.mu + posterior.L),
-        burn_in=4,
-        samples=8,
-        sampler=wflmc.Sampler(init="prior-mean"),
-        policy=wflmc.Policy(power="equal"),
+    plan = make_plan(
+        posterior, "prior-mean", snr_db=90, epsilon=1e5, clip=5000, burn_in=4, samples=8
     )
     coverage = simulated_coverage(jax.random.key(6), posterior, [plan], 300)
     error = coverage.error[0]

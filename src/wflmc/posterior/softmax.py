@@ -44,7 +44,7 @@ from wflmc.sums.constants import (
 from wflmc.sums.devices import ClippedSum
 from wflmc.sums.parts import part_size
 from wflmc.sums.prior import DevicePrior
-from wflmc.support.errors import InputError, without_data
+from wflmc.support.errors import Fault, InputError, without_data
 from wflmc.support.keys import host_generator
 from wflmc.support.trees import NumericArray
 
@@ -1008,7 +1008,7 @@ def _find_mode(
     try:
         root = np.linalg.cholesky(0.5 * X.T @ X + precision).T
     except np.linalg.LinAlgError:
-        problem = "features of so different size that their Hessian is singular"
+        problem = Fault("has features of so unlike size that no mode can be found")
         raise InputError("data", problem, "scaled to moderate size") from None
     shape = linear.shape
     centre = np.zeros(shape)
