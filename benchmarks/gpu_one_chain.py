@@ -3,9 +3,10 @@
     python -m benchmarks.gpu_one_chain [ROWS [FEATURES]]
 
 A round has two products with the features, so that it cannot take less than reading them
-twice where they do not fit into a cache. Only jax, numpy and scipy are needed. The time
-of a round is the difference of two calls with different numbers of rounds, which leaves
-out what calls have in common.
+twice where they do not fit into a cache. Two reads are measured in two ways: as sums of
+all features, and as the two products of a power iteration, one after the other in a
+loop. Only jax, numpy and scipy are needed. The time of a round is the difference of two
+calls with different numbers of rounds, which leaves out what calls have in common.
 """
 
 from __future__ import annotations
@@ -80,8 +81,28 @@ def seconds_of_two_reads(posterior: SoftmaxPosterior) -> float:
     return 2 * shortest(lambda: total(features).block_until_ready())
 
 
+def seconds_of_power_iteration(posterior: SoftmaxPosterior) -> float:
+    """Return the seconds of v ← XᵀXv/‖XᵀXv‖ with all features X[N, d], in a loop."""
+    features = jnp.asarray(posterior.features)
+    rows = features.reshape(-1, features.shape[-1])
+
+    @jax.jit
+    def iterate(vector: jax.Array, iterations: int) -> jax.Array:
+        def product(_: int, vector: jax.Array) -> jax.Array:
+            image = rows.T @ (rows @ vector)
+            return image / jnp.linalg.norm(image)
+
+        return jax.lax.fori_loop(0, iterations, product, vector)
+
+    def wait_for(iterations: int) -> object:
+        return iterate(jnp.ones(rows.shape[1]), iterations).block_until_ready()
+
+    seconds = [shortest(partial(wait_for, count)) for count in ROUNDS]
+    return (seconds[1] - seconds[0]) / (ROUNDS[1] - ROUNDS[0])
+
+
 def main(arguments: list[str]) -> None:
-    """Print the time of a round for each clip, and its ratio to two reads."""
+    """Print the time of a round for each clip, and its ratios to two reads."""
     sizes = [int(word) for word in arguments]
     rows = sizes[0] if sizes else ROWS
     features = sizes[1] if len(sizes) > 1 else FEATURES
@@ -89,10 +110,13 @@ def main(arguments: list[str]) -> None:
     device = jax.devices()[0].device_kind
     print(f"{device}, jax {jax.__version__}: {rows} rows × {features} features")
     reads = seconds_of_two_reads(posterior)
-    print(f"two reads of the features: {1e6 * reads:.0f} µs")
+    print(f"two sums of the features: {1e6 * reads:.0f} µs")
+    products = seconds_of_power_iteration(posterior)
+    print(f"two products of a power iteration: {1e6 * products:.0f} µs")
     for name, example_clip in CLIPS.items():
         seconds = seconds_of_round(posterior, example_clip)
-        print(f"{name}: {1e6 * seconds:.0f} µs a round, {seconds / reads:.2f} ×")
+        ratios = f"{seconds / reads:.2f} and {seconds / products:.2f} ×"
+        print(f"{name}: {1e6 * seconds:.0f} µs a round, {ratios}")
 
 
 if __name__ == "__main__":

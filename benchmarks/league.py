@@ -1,47 +1,53 @@
 """Choose the settings of `wflmc reproduce league`, without any test image.
 
-    python -m benchmarks.league [training] [other] [descent]
+    python -m benchmarks.league [WAY] ... [DATA] ... [EPSILON] ...
 
-For each private data set: on 5,000 of the private training images (`training`), which ε
-does not cover; and on the other data set, which is public and whitened by its own
-moments (`other`, and `descent` for the rival). Without an argument all three. Five
-minutes on an H200, and some ten hours on 2 cores.
+The ways: on 5,000 of the private training images (`training`), which ε does not cover;
+and on the other data set, which is public and whitened by its own moments (`other`, and
+`descent` for the rival). DATA are names of the private data with their public images,
+such as `mnist-rendered`. What is not said stands for all there are. Some twenty minutes
+on an H200, and more than a day on 2 cores.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc import Plan, sample
+from wflmc import Link, Plan, sample
 from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
-    EPSILONS_WITH_ALL_ROWS,
     KINETIC,
+    LEAGUE_DATA,
+    OTHER_DATA_SET,
     OVERDAMPED,
-    PUBLIC_DATA_SET,
+    PRIOR_STD,
     LeagueSettings,
     descent_plan,
     league_features,
     league_plan,
     league_posterior,
     link_of,
+    public_fit,
     scores_of,
 )
-from wflmc.data.images import image_whitening
-from wflmc.data.scattering import cached_features
-from wflmc.data.sets import Features, load
+from wflmc.data.images import RIDGE, public_image_features
+from wflmc.data.sets import Features
+from wflmc.posterior import SoftmaxPosterior
 
 HELD_OUT = 5000
 """Training images by whose NLL settings are chosen, as many of each class."""
 LENGTHS = ((200, 40), (600, 100), (1500, 200))
 """Rounds, and how many of them are kept."""
-DESCENT_LENGTHS = LENGTHS[:2]
+SHORTER_LENGTHS = LENGTHS[:2]
+"""Of descent, and where chains start at a public fit: no search chose more rounds."""
 STEPS = {OVERDAMPED: (120.0, 250.0, 500.0), KINETIC: (12.0, 40.0)}
 """η N, and h² N of kinetic dynamics, on the grid."""
 EXAMPLE_CLIPS = {
@@ -53,10 +59,10 @@ EXAMPLE_CLIPS = {
 """c on the grid, by ε."""
 DEVICE_CLIP = 100.0
 """ℓ on the grid."""
-TEMPERATURE = 0.05
-"""τ on the grid."""
-TEMPERATURES = (0.02, 0.2, 1.0)
-"""τ that the best candidates are tried with as well."""
+COLD_TEMPERATURES = (0.05, 0.02, 0.2, 1.0)
+"""τ on the grid, and those that the best candidates are tried with as well."""
+PRIOR_STDS = (5.0, 3.0, 10.0)
+"""The same for s, where the prior has a mean."""
 FACTORS = (0.7, 1.4)
 """By which steps and clips of the best candidates are changed."""
 DEVICE_CLIP_FACTORS = (0.5, 4.0)
@@ -64,9 +70,90 @@ FINAL_STEPS = (1.0, 0.5)
 """Step of the kept rounds over that of the first."""
 REFINED_AT_END = 2
 """Candidates whose neighbours are tried last."""
+FINALISTS = 4
+"""Candidates that are compared at the end by several chains each. The NLL of a chain has
+a standard deviation of .002 to .004, which is more than the best candidates differ by."""
 CHAINS_PER_CALL = 12
-"""Candidates that are sampled together, always as many, so that one compiled program
-serves all of a length."""
+"""Candidates that are sampled together, or chains of a finalist: always as many, so that
+one compiled program serves all of a length."""
+
+
+WAYS = {
+    "training": tuple(LEAGUE_DATA),
+    "other": tuple(OTHER_DATA_SET),
+    "descent": tuple(OTHER_DATA_SET),
+}
+"""For which data settings are chosen, by the way of choosing."""
+
+
+class Score(NamedTuple):
+    """What a candidate reaches on held-out training images."""
+
+    nll: float
+    """The mean over chains."""
+    standard_error: float
+    """Of that mean; nan for one chain."""
+    settings: LeagueSettings
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What is searched besides steps, clips and rounds.
+
+    Args:
+        descent: search for the rival.
+        lengths: rounds of the grid, and how many of them are kept.
+        temperatures: τ of the grid, and those of neighbours.
+        prior_stds: s of the grid, and those of neighbours.
+        public_fit: from s to the prior's mean, [m] or None.
+    """
+
+    descent: bool = False
+    lengths: tuple[tuple[int, int], ...] = LENGTHS
+    temperatures: tuple[float, ...] = COLD_TEMPERATURES
+    prior_stds: tuple[float, ...] = (PRIOR_STD,)
+    public_fit: Callable[[float], NDArray[np.float64] | None] = lambda prior_std: None
+
+    def grid(self, epsilon: float) -> Iterator[LeagueSettings]:
+        """Yield the candidates that come first.
+
+        Args:
+            epsilon: ε.
+        """
+        for dynamics in (OVERDAMPED,) if self.descent else (OVERDAMPED, KINETIC):
+            for step, example_clip, (rounds, kept_rounds) in product(
+                STEPS[dynamics], EXAMPLE_CLIPS[epsilon], self.lengths
+            ):
+                yield LeagueSettings(
+                    dynamics=dynamics,
+                    step=step,
+                    example_clip=example_clip,
+                    device_clip=DEVICE_CLIP,
+                    rounds=rounds,
+                    kept_rounds=kept_rounds,
+                    burn_in_temperature=self.temperatures[0],
+                    prior_std=self.prior_stds[0],
+                )
+
+    def neighbours(self, settings: LeagueSettings) -> Iterator[LeagueSettings]:
+        """Yield settings that differ from given ones in one of them.
+
+        Args:
+            settings: of which every setting but the dynamics and the rounds is changed.
+        """
+        for factor in FACTORS:
+            step = rounded(factor * settings.step)
+            example_clip = rounded(factor * settings.example_clip)
+            yield settings._replace(step=step)
+            yield settings._replace(example_clip=example_clip)
+        for factor in DEVICE_CLIP_FACTORS:
+            yield settings._replace(device_clip=rounded(factor * settings.device_clip))
+        for final_step in FINAL_STEPS:
+            yield settings._replace(final_step=final_step)
+        for temperature in self.temperatures:
+            yield settings._replace(burn_in_temperature=temperature)
+        for prior_std in self.prior_stds:
+            yield settings._replace(prior_std=prior_std)
 
 
 class Search:
@@ -75,31 +162,35 @@ class Search:
     Args:
         features: of public data, or of private data where ε is not to cover the choice;
             the test set is not looked at.
-        descent: search for the rival.
+        space: what is searched.
     """
 
-    def __init__(self, features: Features, descent: bool = False) -> None:
+    def __init__(self, features: Features, space: SearchSpace | None = None) -> None:
         learn, held_out = held_out_split(features.y)
-        self.posterior = league_posterior(
-            Features(features.X[learn], features.y[learn])
-        )
+        self.space = space or SearchSpace()
+        self.learn = Features(features.X[learn], features.y[learn])
         self.rows = features.X[held_out]
         self.labels = features.y[held_out]
-        self.descent = descent
+        self._posteriors: dict[float, SoftmaxPosterior] = {}
         self.nll: dict[float, dict[LeagueSettings, float]] = {}
-        """By ε and settings."""
+        """Of one chain, by ε and settings."""
+        self.finalists: dict[float, list[Score]] = {}
+        """By ε, the best first."""
 
     def run(self, epsilons: Iterable[float]) -> None:
         """Try a grid, the neighbours of its best of every length, and those of the best.
+
+        In the end the best of all are compared by several chains, each over a channel
+        of its own.
 
         Args:
             epsilons: for each of which settings are sought.
         """
         self.nll = {epsilon: {} for epsilon in epsilons}
-        self._score({epsilon: list(self._grid(epsilon)) for epsilon in self.nll})
+        self._score({epsilon: list(self.space.grid(epsilon)) for epsilon in self.nll})
         best_of_lengths = {
             epsilon: [
-                self.ranking(epsilon, rounds)[0][1] for rounds, _ in self._lengths
+                self.ranking(epsilon, rounds)[0][1] for rounds, _ in self.space.lengths
             ]
             for epsilon in self.nll
         }
@@ -111,6 +202,12 @@ class Search:
             for epsilon in self.nll
         }
         self._score(self._neighbours(best))
+        for epsilon in self.nll:
+            of_epsilon = [
+                self._compared(epsilon, settings)
+                for _, settings in self.ranking(epsilon)[:FINALISTS]
+            ]
+            self.finalists[epsilon] = sorted(of_epsilon)
 
     def ranking(
         self, epsilon: float, rounds: int | None = None
@@ -127,26 +224,6 @@ class Search:
             if rounds in (None, settings.rounds)
         )
 
-    @property
-    def _lengths(self) -> tuple[tuple[int, int], ...]:
-        return DESCENT_LENGTHS if self.descent else LENGTHS
-
-    def _grid(self, epsilon: float) -> Iterator[LeagueSettings]:
-        """Yield the candidates that come first."""
-        for dynamics in (OVERDAMPED,) if self.descent else (OVERDAMPED, KINETIC):
-            for step, example_clip, (rounds, kept_rounds) in product(
-                STEPS[dynamics], EXAMPLE_CLIPS[epsilon], self._lengths
-            ):
-                yield LeagueSettings(
-                    dynamics=dynamics,
-                    step=step,
-                    example_clip=example_clip,
-                    device_clip=DEVICE_CLIP,
-                    rounds=rounds,
-                    kept_rounds=kept_rounds,
-                    burn_in_temperature=1.0 if self.descent else TEMPERATURE,
-                )
-
     def _neighbours(
         self, chosen: dict[float, list[LeagueSettings]]
     ) -> dict[float, list[LeagueSettings]]:
@@ -157,7 +234,7 @@ class Search:
                 for neighbour in dict.fromkeys(
                     neighbour
                     for settings in of_epsilon
-                    for neighbour in neighbours(settings, self.descent)
+                    for neighbour in self.space.neighbours(settings)
                 )
                 if neighbour not in self.nll[epsilon]
             ]
@@ -165,62 +242,70 @@ class Search:
         }
 
     def _score(self, candidates: dict[float, list[LeagueSettings]]) -> None:
-        """Sample candidates of the same dynamics and rounds together, and keep NLLs."""
-        of_kind: dict[tuple[str, int], list[tuple[float, LeagueSettings]]] = {}
+        """Sample candidates of the same kind together, and keep their NLL."""
+        of_kind: dict[tuple[str, int, float], list[tuple[float, LeagueSettings]]] = {}
         for epsilon, settings_of_epsilon in candidates.items():
             for settings in settings_of_epsilon:
-                kind = (settings.dynamics, settings.rounds)
+                kind = (settings.dynamics, settings.rounds, settings.prior_std)
                 of_kind.setdefault(kind, []).append((epsilon, settings))
         for of_one_kind in of_kind.values():
             for first in range(0, len(of_one_kind), CHAINS_PER_CALL):
-                self._score_call(of_one_kind[first : first + CHAINS_PER_CALL])
+                some = of_one_kind[first : first + CHAINS_PER_CALL]
+                plans = [
+                    self._plan(epsilon, settings, link_of(0))
+                    for epsilon, settings in some
+                ]
+                plans += [plans[0]] * (CHAINS_PER_CALL - len(plans))
+                # All candidates have the same noise.
+                nll = self._sampled_nll(some[0][1], plans, [0] * len(plans))
+                for (epsilon, settings), of_chain in zip(some, nll, strict=False):
+                    self.nll[epsilon][settings] = float(of_chain)
 
-    def _score_call(self, candidates: list[tuple[float, LeagueSettings]]) -> None:
-        """Sample one chain of each candidate, and keep its NLL."""
-        make_plan = (
-            descent_plan
-            if self.descent
-            else partial(league_plan, adjacency="add-remove")
-        )
-        plans: list[Plan] = [
-            make_plan(self.posterior, settings, epsilon, link=link_of(0))
-            for epsilon, settings in candidates
-        ]
-        plans += [plans[0]] * (CHAINS_PER_CALL - len(plans))
+    def _compared(self, epsilon: float, settings: LeagueSettings) -> Score:
+        """Return the mean NLL of several chains over as many channels."""
+        numbers = list(range(CHAINS_PER_CALL))
+        plans = [self._plan(epsilon, settings, link_of(seed)) for seed in numbers]
+        nll = self._sampled_nll(settings, plans, numbers)
+        standard_error = float(nll.std(ddof=1) / len(nll) ** 0.5)
+        return Score(float(nll.mean()), standard_error, settings)
+
+    def _posterior(self, prior_std: float) -> SoftmaxPosterior:
+        """Return the posterior of the images that are learnt from."""
+        if prior_std not in self._posteriors:
+            prior_mean = self.space.public_fit(prior_std)
+            posterior = league_posterior(self.learn, prior_std, prior_mean)
+            self._posteriors[prior_std] = posterior
+        return self._posteriors[prior_std]
+
+    def _plan(self, epsilon: float, settings: LeagueSettings, link: Link) -> Plan:
+        """Return the plan of a candidate."""
+        posterior = self._posterior(settings.prior_std)
+        if self.space.descent:
+            return descent_plan(posterior, settings, epsilon, link=link)
+        return league_plan(posterior, settings, epsilon, "add-remove", link=link)
+
+    def _sampled_nll(
+        self, settings: LeagueSettings, plans: list[Plan], numbers: list[int]
+    ) -> NDArray[np.float64]:
+        """Return the NLL of a chain of each plan; infinite for one that diverged.
+
+        Args:
+            settings: of the first chain, whose prior all of them have.
+            plans: of the same dynamics and rounds.
+            numbers: of the chains, which decide their noise.
+        """
+        posterior = self._posterior(settings.prior_std)
         trace = sample(
             jax.random.key(3),
-            self.posterior,
+            posterior,
             plans,
-            numbers=[0] * len(plans),
+            numbers=numbers,
             predictions=self.rows,
         )
-        is_point_estimate = [self.descent] * len(plans)
-        scores = scores_of(
-            trace, self.posterior, self.rows, self.labels, is_point_estimate
-        )
+        is_point_estimate = [self.space.descent] * len(plans)
+        scores = scores_of(trace, posterior, self.rows, self.labels, is_point_estimate)
         # A chain that diverged has no predictions, and comes last.
-        finite_nll = np.nan_to_num(scores.nll, nan=np.inf)
-        for (epsilon, settings), nll in zip(candidates, finite_nll, strict=False):
-            self.nll[epsilon][settings] = float(nll)
-
-
-def neighbours(settings: LeagueSettings, descent: bool) -> Iterator[LeagueSettings]:
-    """Yield settings that differ from given ones in one of them.
-
-    Args:
-        settings: of which every setting but the dynamics and the rounds is changed.
-        descent: leave out the temperature, which descent does not have.
-    """
-    for factor in FACTORS:
-        yield settings._replace(step=rounded(factor * settings.step))
-        yield settings._replace(example_clip=rounded(factor * settings.example_clip))
-    for factor in DEVICE_CLIP_FACTORS:
-        yield settings._replace(device_clip=rounded(factor * settings.device_clip))
-    for final_step in FINAL_STEPS:
-        yield settings._replace(final_step=final_step)
-    if not descent:
-        for temperature in (TEMPERATURE, *TEMPERATURES):
-            yield settings._replace(burn_in_temperature=temperature)
+        return np.nan_to_num(scores.nll, nan=np.inf)
 
 
 def rounded(value: float) -> float:
@@ -234,9 +319,8 @@ def public_features(name: str) -> Features:
     Args:
         name: of the data set.
     """
-    images = load(name)
-    whitened = image_whitening(name)(cached_features(images.train_images), True)
-    return Features(whitened, images.train_labels.astype(int))
+    features = public_image_features(name, (name,), RIDGE, intercept=True)
+    return Features(features.X, features.y)
 
 
 def held_out_split(
@@ -256,47 +340,72 @@ def held_out_split(
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 
-def main(ways: list[str]) -> None:
+def search_of(way: str, name: str) -> Search:
+    """Return the search for settings of a way and some data.
+
+    Args:
+        way: as in `CHOSEN`.
+        name: of `LEAGUE_DATA`.
+    """
+    if way == "other":
+        return Search(public_features(OTHER_DATA_SET[name]))
+    if way == "descent":
+        space = SearchSpace(descent=True, lengths=SHORTER_LENGTHS, temperatures=(1.0,))
+        return Search(public_features(OTHER_DATA_SET[name]), space)
+    space = SearchSpace()
+    if LEAGUE_DATA[name].prior_from:
+        space = SearchSpace(
+            lengths=SHORTER_LENGTHS,
+            prior_stds=PRIOR_STDS,
+            public_fit=cache(partial(public_fit, name)),
+        )
+    return Search(league_features(name), space)
+
+
+def main(arguments: list[str]) -> None:
     """Print what is chosen, its NLL on held-out images, and whether the study has it.
 
     Args:
-        ways: some of training, other and descent; empty for all.
+        arguments: ways, names of data and ε, as `CHOSEN` has them.
     """
-    asked_for = ways or ["training", "other", "descent"]
-    for private, public in PUBLIC_DATA_SET.items():
-        if "training" in asked_for:
-            search = Search(league_features(private))
-            search.run(EPSILONS_WITH_ALL_ROWS)
-            show("training", private, search)
-        if "other" in asked_for:
-            search = Search(public_features(public))
-            search.run(EPSILONS)
-            show("other", private, search)
-        if "descent" in asked_for:
-            search = Search(public_features(public), descent=True)
-            search.run(EPSILONS)
-            show("descent", private, search)
+    words = {*WAYS, *LEAGUE_DATA}
+    epsilons = [float(word) for word in arguments if word not in words]
+    for way, names in WAYS.items():
+        for name in names:
+            if _is_asked_for(way, WAYS, arguments) and _is_asked_for(
+                name, LEAGUE_DATA, arguments
+            ):
+                search = search_of(way, name)
+                search.run(epsilons or EPSILONS)
+                show(way, name, search)
 
 
-def show(where: str, private: str, search: Search) -> None:
-    """Print the best candidates for each ε.
+def _is_asked_for(word: str, words: Iterable[str], arguments: list[str]) -> bool:
+    """Return whether arguments have a word, or none of its kind."""
+    of_kind = [argument for argument in arguments if argument in words]
+    return not of_kind or word in of_kind
+
+
+def show(way: str, name: str, search: Search) -> None:
+    """Print the finalists for each ε, and the best candidates by one chain.
 
     Args:
-        where: settings were chosen, as in `CHOSEN`.
-        private: the private data set.
+        way: in which settings were chosen, as in `CHOSEN`.
+        name: of `LEAGUE_DATA`.
         search: that is finished.
     """
-    for epsilon in search.nll:
-        ranking = search.ranking(epsilon)
-        study_has = CHOSEN.get((where, private, epsilon)) == ranking[0][1]
+    for epsilon, finalists in search.finalists.items():
+        study_has = CHOSEN.get((way, name, epsilon)) == finalists[0].settings
         verdict = "as in the study" if study_has else "not as in the study"
-        print(
-            f"{where}, {private}, ε = {epsilon:g}: "
-            f"{len(ranking)} candidates, the best {verdict}",
-            flush=True,
-        )
-        for nll, settings in ranking[:6]:
-            print(f"  NLL {nll:.4f}  {settings}", flush=True)
+        count = len(search.nll[epsilon])
+        print(f"{way}, {name}, ε = {epsilon:g}: {count} candidates, best {verdict}")
+        for score in finalists:
+            one_chain = search.nll[epsilon][score.settings]
+            print(
+                f"  NLL {score.nll:.5f} ± {score.standard_error:.5f} "
+                f"(one chain {one_chain:.5f})  {score.settings}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

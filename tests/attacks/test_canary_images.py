@@ -104,7 +104,7 @@ def test_a_canary_image_costs_no_more_than_is_promised(kind):
 
 @pytest.mark.skipif(not FULL, reason="make test-full: 60,000 images of 3,969 features")
 def test_a_canary_among_all_images_of_mnist():
-    if any(find(name)[1] for name in league.PUBLIC_DATA_SET):
+    if any(find(name)[1] for name in league.OTHER_DATA_SET):
         pytest.skip(
             "MNIST and Fashion-MNIST: `wflmc data mnist` and `wflmc data fashion-mnist` fetch them"
         )

@@ -11,7 +11,7 @@ from wflmc.apps.studies import league
 from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
-    PUBLIC_DATA_SET,
+    LEAGUE_DATA,
     League,
     LeagueSettings,
     league_study,
@@ -20,6 +20,10 @@ from wflmc.apps.studies.study import run_study
 from wflmc.data.sets import Features
 
 from ..conftest import FULL
+
+LENGTHS = ((6, 2), (9, 3))
+SPACE = choosing.SearchSpace(lengths=LENGTHS)
+DESCENT = choosing.SearchSpace(descent=True, lengths=LENGTHS[:1], temperatures=(1.0,))
 
 
 @pytest.fixture
@@ -47,18 +51,17 @@ def small(monkeypatch):
     }.items():
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(choosing, "HELD_OUT", 60)
-    monkeypatch.setattr(choosing, "LENGTHS", ((6, 2), (9, 3)))
-    monkeypatch.setattr(choosing, "DESCENT_LENGTHS", ((6, 2),))
     monkeypatch.setattr(choosing, "STEPS", {"overdamped": (20.0,), "kinetic": (10.0,)})
     monkeypatch.setattr(choosing, "EXAMPLE_CLIPS", {10.0: (0.5,)})
     monkeypatch.setattr(choosing, "CHAINS_PER_CALL", 4)
+    monkeypatch.setattr(choosing, "FINALISTS", 2)
     return features
 
 
 def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     grid = (1.0, 10.0) if FULL else (10.0,)
     monkeypatch.setattr(league, "EPSILONS", grid)
-    monkeypatch.setattr(league, "PUBLIC_DATA_SET", {"mnist": "fashion-mnist"})
+    monkeypatch.setattr(league, "LEAGUE_DATA", {"mnist": LEAGUE_DATA["mnist"]})
     study = league_study(League(2, unclipped=True))
     tables = run_study(
         study._replace(identity={}), None, lambda done: None, pytest.fail
@@ -83,11 +86,18 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
 
 def test_choosing_looks_at_no_test_image(small):
     blind = Features(small.X, small.y, None, None)
-    search = choosing.Search(blind)
+    search = choosing.Search(blind, SPACE)
     search.run([10.0])
     ranking = search.ranking(10.0)
     assert sorted(ranking) == ranking
     assert np.isfinite(ranking[0][0])
+    finalists = search.finalists[10.0]
+    assert finalists == sorted(finalists)
+    # Several chains have their say, and not the one that made a candidate a finalist.
+    assert {score.settings for score in finalists} == {
+        settings for _, settings in ranking[:2]
+    }
+    assert all(score.standard_error > 0 for score in finalists)
     tried = {settings for _, settings in ranking}
     assert len(tried) == len(ranking)
     assert {settings.dynamics for settings in tried} == {"overdamped", "kinetic"}
@@ -96,22 +106,22 @@ def test_choosing_looks_at_no_test_image(small):
 
 
 def test_the_best_candidate_is_compared_with_its_neighbours(small):
-    search = choosing.Search(small, descent=True)
+    search = choosing.Search(small, DESCENT)
     search.run([10.0])
     nll = {settings: nll for nll, settings in search.ranking(10.0)}
     first = LeagueSettings("overdamped", 20.0, 0.5, choosing.DEVICE_CLIP, 6, 2)
-    of_first = set(choosing.neighbours(first, descent=True))
+    of_first = set(DESCENT.neighbours(first))
     assert of_first <= set(nll)
     second = min(of_first, key=nll.__getitem__)
-    assert set(choosing.neighbours(second, descent=True)) <= set(nll)
+    assert set(DESCENT.neighbours(second)) <= set(nll)
     assert {settings.burn_in_temperature for settings in nll} == {1.0}
 
 
 def test_a_chain_has_the_score_of_its_own_settings(small):
     """Calls are filled up, and have chains of several ε: every score is a chain's own."""
-    search = choosing.Search(small, descent=True)
+    search = choosing.Search(small, DESCENT)
     search.run([10.0])
-    alone = choosing.Search(small, descent=True)
+    alone = choosing.Search(small, DESCENT)
     alone.nll = {10.0: {}}
     (nll, last), *_ = search.ranking(10.0)[::-1]
     alone._score({10.0: [last]})
@@ -126,14 +136,30 @@ def test_steps_fall_over_burn_in_and_stay():
     np.testing.assert_allclose(overdamped.step_sizes(examples=1000), h**2)
 
 
+def test_a_prior_around_a_public_fit_is_tried_at_several_scales(small):
+    """Chains start at the fit: where it is good, they have little left to learn."""
+    fitted = {
+        prior_std: league.league_posterior(small, prior_std).mode
+        for prior_std in (2.0, 5.0)
+    }
+    space = choosing.SearchSpace(
+        lengths=LENGTHS, prior_stds=(2.0, 5.0), public_fit=fitted.__getitem__
+    )
+    search = choosing.Search(small, space)
+    search.run([10.0])
+    without = choosing.Search(small, SPACE)
+    without.run([10.0])
+    assert {settings.prior_std for settings in search.nll[10.0]} == {2.0, 5.0}
+    assert search.finalists[10.0][0].nll < without.finalists[10.0][0].nll
+
+
 def test_settings_are_there_for_every_row():
     expected = {
-        (where, name, e)
-        for where in ("other", "descent")
-        for name in PUBLIC_DATA_SET
-        for e in EPSILONS
+        (way, name, epsilon)
+        for way, names in choosing.WAYS.items()
+        for name in names
+        for epsilon in EPSILONS
     }
-    expected |= {("training", name, e) for name in PUBLIC_DATA_SET for e in (1.0, 3.0)}
     assert set(CHOSEN) == expected
 
 

@@ -11,8 +11,8 @@ from wflmc.data.sets import Location
     [
         (["fig8"], []),
         (["fig5"], []),
-        (["league"], ["mnist", "fashion-mnist"]),
-        (["fig8", "league"], ["mnist", "fashion-mnist"]),
+        (["league"], ["mnist", "fashion-mnist", "rendered-digits"]),
+        (["fig8", "league"], ["mnist", "fashion-mnist", "rendered-digits"]),
     ],
 )
 def test_a_folder_of_mnist_is_not_for_the_league(

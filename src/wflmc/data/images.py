@@ -169,7 +169,7 @@ def image_features(
     intercept: bool = False,
     chosen: NDArray[np.intp] | None = None,
 ) -> Features:
-    """Return scattering features of the images of a data set, and of its test set.
+    """Return scattering features of the images of a private data set.
 
     They are public: neither the transform nor the whitening depends on an image of this
     data set. Coefficients and moments are computed once and then read from the user's
@@ -196,6 +196,43 @@ def image_features(
             name,
             f"another data set than {name}, whose moments are private",
         )
+    return _features_of(name, whiten_from, ridge, intercept, chosen)
+
+
+def public_image_features(
+    name: str,
+    whiten_from: Sequence[str] = (),
+    ridge: float = RIDGE,
+    intercept: bool = False,
+) -> Features:
+    """Return scattering features of the images of a public data set.
+
+    They are those of `image_features`, but for a data set that may be among those that
+    whiten it: its moments are public.
+
+    Args:
+        name: of a data set that is not to be protected.
+        whiten_from: the public data sets whose moments whiten the features.
+        ridge: of `public_whitening`.
+        intercept: whether to add a constant feature.
+
+    Returns:
+        Features in float32 and labels, of the training images and of the test set.
+
+    Raises:
+        InputError: if a data set is not here.
+    """
+    return _features_of(name, whiten_from, ridge, intercept)
+
+
+def _features_of(
+    name: str,
+    whiten_from: Sequence[str],
+    ridge: float,
+    intercept: bool,
+    chosen: NDArray[np.intp] | None = None,
+) -> Features:
+    """Return features as `image_features` does, whoever may see the images."""
     images = load(name)
     # A slice does not copy the features of all images from the cache.
     rows: slice | NDArray[np.intp] = slice(None)

@@ -1001,6 +1001,9 @@ def _find_mode(
     # It takes longer to import than most commands take to run.
     from scipy.optimize import minimize
 
+    # Once: products of float32 features with float64 parameters would convert them in
+    # every step, which takes ten times as long as the product.
+    X = np.asarray(X, dtype=np.float64)
     linear = np.zeros((X.shape[1], classes))
     np.add.at(linear.T, labels, X)
     # In coordinates z in which Böhning's bound on the Hessian is the identity, the mode

@@ -14,7 +14,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from wflmc.data.images import Whitening, image_features, public_whitening
+from wflmc.data.images import (
+    Whitening,
+    public_image_features,
+    public_whitening,
+)
 from wflmc.data.sets import DATA_SETS, Features
 from wflmc.posterior import gaussian_regression, softmax_regression
 from wflmc.posterior.inputs import Names, check_prior_mean
@@ -134,7 +138,7 @@ def load_public_images(section: PosteriorSection) -> Features:
     if name not in public_sets:
         requirement = f"another data set: {', '.join(public_sets)}"
         raise InputError(PRIOR_FROM, name, requirement)
-    return image_features(
+    return public_image_features(
         name,
         section.whitening_sources,
         section.whiten_ridge,

@@ -1,12 +1,14 @@
 """Private accuracy on images over the air, beside the best published results.
 
 `wflmc reproduce league` computes it: all 60,000 training images on 30 devices, as
-public features, that is, scattering coefficients whitened by the moments of the other
-data set. Every training image is protected as a record. Settings are chosen where ε
-does not have to cover the choice: on the other data set, or, as in the literature, on
-5,000 of the training images, which ε does not cover.
+public features, that is, scattering coefficients whitened by the moments of public
+images. Every training image is protected as a record. Public digits that are rendered
+from fonts may give the prior its mean as well. Settings are chosen where ε does not
+have to cover the choice: on the other data set, or, as in the literature, on 5,000 of
+the training images, which ε does not cover.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,18 +22,27 @@ from wflmc import Link, Plan, Policy, Privacy, Sampler, Trace, channel, plan, sa
 from wflmc.apps import baselines
 from wflmc.apps.studies.engines import Progress
 from wflmc.apps.studies.study import Point, Row, Study, Tables, mean_row
-from wflmc.data.images import CONSTANT, RIDGE, image_features
-from wflmc.data.sets import DATA_SETS, Features
+from wflmc.data.images import CONSTANT, RIDGE, image_features, public_image_features
+from wflmc.data.scattering import VERSION as FEATURES_VERSION
+from wflmc.data.sets import Features, cache_folder, load
 from wflmc.evaluation.diagnostics import diagnose
-from wflmc.evaluation.scores import SMALLEST_PROBABILITY, Calibration, calibration
+from wflmc.evaluation.scores import (
+    SMALLEST_PROBABILITY,
+    Calibration,
+    calibration,
+    mean_probabilities,
+)
 from wflmc.planning.solvers.closed_form import LMC, REGIMES
 from wflmc.posterior import SoftmaxPosterior, softmax_regression
 from wflmc.sampling import Execution
+from wflmc.support.keys import digest
+from wflmc.support.storage import replacing
 
 DEVICES = 30
 """K."""
 CLASSES = 10
 PRIOR_STD = 10.0
+"""s, where the prior's mean is zero."""
 DELTA = 1e-5
 """δ, below one over the number of images."""
 SNR_DB = 20.0
@@ -39,9 +50,41 @@ FADING_POWER = 0.01
 """Mean power of the Rayleigh fading."""
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 EPSILONS_WITH_ALL_ROWS = (1.0, 3.0)
-"""ε at which all rows are computed; elsewhere there are ours and the rival alone."""
-PUBLIC_DATA_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
-"""The data set that is public, by the one that is private."""
+"""ε at which all rows are computed; elsewhere some are left out (`rows_at`)."""
+
+
+class LeagueData(NamedTuple):
+    """A private data set with the public images that are used for it."""
+
+    title: str
+    """What tables call it; without a comma."""
+    private: str
+    """The data set whose training images are protected."""
+    whiten_from: tuple[str, ...]
+    """Public data sets whose moments whiten the features."""
+    prior_from: str = ""
+    """Public data set that the prior's mean is fitted to; empty for a mean of zero."""
+
+
+LEAGUE_DATA = {
+    "mnist": LeagueData("MNIST", "mnist", ("fashion-mnist",)),
+    "fashion-mnist": LeagueData("Fashion-MNIST", "fashion-mnist", ("mnist",)),
+    "mnist-rendered-whitening": LeagueData(
+        "MNIST whitened with rendered digits",
+        "mnist",
+        ("rendered-digits", "fashion-mnist"),
+    ),
+    "mnist-rendered": LeagueData(
+        "MNIST with rendered digits",
+        "mnist",
+        ("rendered-digits", "fashion-mnist"),
+        prior_from="rendered-digits",
+    ),
+}
+"""By the names that `CHOSEN` has for them."""
+OTHER_DATA_SET = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+"""The data set that settings of `other` and `descent` are chosen on, for each name in
+`LEAGUE_DATA` that has such rows."""
 OVERDAMPED = "overdamped"
 KINETIC = "kinetic"
 FRICTION_STEP = 0.105
@@ -79,6 +122,9 @@ class LeagueSettings(NamedTuple):
     final_step: float = 1.0
     """η of the kept rounds over that of the first round (h² of kinetic dynamics); steps
     fall linearly over burn-in."""
+    prior_std: float = PRIOR_STD
+    """s, the standard deviation of each parameter under the prior; and under that of
+    the public fit which is the prior's mean, where there is one."""
 
     @property
     def burn_in(self) -> int:
@@ -101,17 +147,19 @@ class LeagueSettings(NamedTuple):
             return squared_step
         return np.sqrt(squared_step)
 
-    def sampler(self, examples: int) -> Sampler:
-        """Return the dynamics. All chains start at zero, which costs no privacy.
+    def sampler(self, examples: int, init: str) -> Sampler:
+        """Return the dynamics.
 
         Args:
             examples: N, of all devices together.
+            init: the point where all chains start, which is public: "zero", or
+                "prior-mean".
         """
         if self.dynamics == OVERDAMPED:
-            return Sampler(init="zero", burn_in_temperature=self.burn_in_temperature)
+            return Sampler(init=init, burn_in_temperature=self.burn_in_temperature)
         first_step = self.step_sizes(examples)[0]
         return Sampler(
-            init="zero",
+            init=init,
             dynamics=KINETIC,
             friction=float(FRICTION_STEP / first_step),
             burn_in_temperature=self.burn_in_temperature,
@@ -304,7 +352,7 @@ CHOSEN: dict[tuple[str, str, float], LeagueSettings] = {
         kept_rounds=66,
     ),
 }
-"""Settings by where they were chosen, the private data set and ε.
+"""Settings by the way they were chosen, the name in `LEAGUE_DATA` and ε.
 
 They were chosen on the `other` data set or on `training` images; those of `descent`,
 the rival, on the other data set. `python -m benchmarks.league` chooses."""
@@ -313,13 +361,16 @@ the rival, on the other data set. `python -m benchmarks.league` chooses."""
 class LeagueRow(NamedTuple):
     """A row of a data set."""
 
-    chosen_on: str
-    """Where its settings were chosen, as in `CHOSEN`."""
+    chosen_by: str
+    """The way its settings were chosen, as in `CHOSEN`."""
     adjacency: str
 
 
 WITHOUT_PROMISE = "ours without a promise"
 CHOSEN_ON_TRAINING = "ours, chosen on training images"
+AT_TEMPERATURE_1 = "ours, all rounds at temperature 1"
+PUBLIC_FIT = "the public fit alone"
+POSTERIOR = "posterior"
 ROWS = {
     "ours": LeagueRow("other", "add-remove"),
     "descent": LeagueRow("descent", "add-remove"),
@@ -327,9 +378,9 @@ ROWS = {
     WITHOUT_PROMISE: LeagueRow("other", "add-remove"),
     CHOSEN_ON_TRAINING: LeagueRow("training", "add-remove"),
     f"{CHOSEN_ON_TRAINING} (replace)": LeagueRow("training", "replace"),
+    AT_TEMPERATURE_1: LeagueRow("training", "add-remove"),
 }
 """Rows of a data set, by name."""
-ROWS_AT_EVERY_EPSILON = ("ours", "descent")
 
 
 @dataclass(frozen=True)
@@ -349,18 +400,71 @@ class League:
 
 
 def league_features(name: str) -> Features:
-    """Return the features of a data set, whitened by the moments of the other one.
+    """Return the features of a private data set, whitened by public images.
 
     They are public: no image of the private data set has any influence on the features
     of another one. A constant feature stands for an intercept.
 
     Args:
-        name: `mnist` or `fashion-mnist`, of which the other one is the public data set.
+        name: of `LEAGUE_DATA`.
     """
-    return image_features(name, (PUBLIC_DATA_SET[name],), RIDGE, intercept=True)
+    data = LEAGUE_DATA[name]
+    return image_features(data.private, data.whiten_from, RIDGE, intercept=True)
 
 
-def league_posterior(features: Features, seed: int = 0) -> SoftmaxPosterior:
+def public_fit(name: str, prior_std: float) -> NDArray[np.float64] | None:
+    """Return the mean of the prior, which is fitted to public images alone.
+
+    It is the mode of the same model on all training images of the public data set,
+    under the prior N(0, s² I), as `posterior.prior_from` of a scenario takes it. It is
+    computed once, and then read from the user's cache.
+
+    Args:
+        name: of `LEAGUE_DATA`.
+        prior_std: s.
+
+    Returns:
+        θ₀[m]; None where the data have no public labels.
+    """
+    data = LEAGUE_DATA[name]
+    if not data.prior_from:
+        return None
+    images = load(data.prior_from)
+    moments = [load(public).train_images for public in data.whiten_from]
+    settings = np.array([RIDGE, prior_std])
+    of_images = digest(images.train_images, images.train_labels, *moments, settings)
+    file_name = f"{of_images}-public-fit-{FEATURES_VERSION}.npy"
+    path = cache_folder() / "scattering" / file_name
+    if not path.exists():
+        mean = _fit_to_public_images(data, prior_std)
+        # Several processes may compute the same file at once.
+        with replacing(path, f".{os.getpid()}.part") as file:
+            np.save(file, mean)
+    return np.asarray(np.load(path))
+
+
+def _fit_to_public_images(data: LeagueData, prior_std: float) -> NDArray[np.float64]:
+    """Return the mode of the model on labelled public images, [m]."""
+    public = public_image_features(
+        data.prior_from, data.whiten_from, RIDGE, intercept=True
+    )
+    # One device holds all rows, so that the key has no effect.
+    fitted = softmax_regression(
+        jax.random.key(0),
+        devices=1,
+        X=public.X,
+        y=public.y,
+        classes=CLASSES,
+        prior_std=prior_std,
+    )
+    return fitted.mode
+
+
+def league_posterior(
+    features: Features,
+    prior_std: float = PRIOR_STD,
+    prior_mean: NDArray[np.float64] | None = None,
+) -> SoftmaxPosterior:
     """Return the posterior of the training images, divided over 30 devices.
 
     L is a bound that holds for any images, and not the largest eigenvalue of the data's
@@ -370,19 +474,21 @@ def league_posterior(features: Features, seed: int = 0) -> SoftmaxPosterior:
 
     Args:
         features: of the images, with the constant feature.
-        seed: divides the images over the devices.
+        prior_std: s, of each parameter under the prior.
+        prior_mean: the prior's mean, [m]; None: zero.
     """
     posterior = softmax_regression(
-        jax.random.key(seed),
+        jax.random.key(0),
         DEVICES,
         X=features.X,
         y=features.y,
         classes=CLASSES,
-        prior_std=PRIOR_STD,
+        prior_std=prior_std,
+        prior_mean=prior_mean,
     )
     squared_length = 1 + CONSTANT**2
     data_curvature = 0.5 * len(features.y) * squared_length
-    return replace(posterior, L=data_curvature + PRIOR_STD**-2)
+    return replace(posterior, L=data_curvature + prior_std**-2)
 
 
 def link_of(seed: int) -> Link:
@@ -422,7 +528,8 @@ def league_plan(
     promise = _promise(settings, epsilon, adjacency)
     examples = int(posterior.sizes.sum())
     step_sizes = settings.step_sizes(examples)
-    sampler = settings.sampler(examples)
+    init = "zero" if posterior.prior_mean is None else "prior-mean"
+    sampler = settings.sampler(examples, init)
     return plan(
         posterior,
         link,
@@ -480,18 +587,31 @@ def descent_plan(
     )
 
 
-def rows_at(epsilon: float) -> dict[str, LeagueRow]:
-    """Return the rows at an ε, by name.
+def rows_at(name: str, epsilon: float) -> dict[str, LeagueRow]:
+    """Return the rows of a data set at an ε, by name.
 
-    All rows are computed at ε = 1 and 3, where the literature has results; elsewhere
-    there are ours and the rival alone.
+    They are those that there are settings for. Rows of `replace` are computed at ε = 1
+    and 3, where the literature has results, and wherever the prior has a mean; those
+    without a promise at ε = 1 and 3; those at temperature 1 where the prior has a mean.
 
     Args:
+        name: of `LEAGUE_DATA`.
         epsilon: one of `EPSILONS`.
     """
-    if epsilon in EPSILONS_WITH_ALL_ROWS:
-        return ROWS
-    return {name: ROWS[name] for name in ROWS_AT_EVERY_EPSILON}
+    at_all_rows = epsilon in EPSILONS_WITH_ALL_ROWS
+    has_prior = bool(LEAGUE_DATA[name].prior_from)
+    rows = {}
+    for row_name, row in ROWS.items():
+        if (row.chosen_by, name, epsilon) not in CHOSEN:
+            continue
+        if row_name == WITHOUT_PROMISE and not at_all_rows:
+            continue
+        if row.adjacency == "replace" and not (at_all_rows or has_prior):
+            continue
+        if row_name == AT_TEMPERATURE_1 and not has_prior:
+            continue
+        rows[row_name] = row
+    return rows
 
 
 class Entry(NamedTuple):
@@ -522,9 +642,11 @@ def entry(
     """
     name, row_name = _split_scheme(scheme)
     row = ROWS[row_name]
-    settings = CHOSEN[row.chosen_on, name, epsilon]
+    settings = CHOSEN[row.chosen_by, name, epsilon]
+    if row_name == AT_TEMPERATURE_1:
+        settings = settings._replace(burn_in_temperature=1.0)
     links = [link_of(seed) for seed in range(experiments)]
-    if row.chosen_on == "descent":
+    if row.chosen_by == "descent":
         plans = [descent_plan(posterior, settings, epsilon, link) for link in links]
         return Entry(scheme, epsilon, plans)
     promised_epsilon = None if row_name == WITHOUT_PROMISE else epsilon
@@ -536,27 +658,40 @@ def entry(
 
 
 def _split_scheme(scheme: str) -> tuple[str, str]:
-    """Return the names of the data set and of the row that a scheme stands for."""
+    """Return the names of the data and of the row that a scheme stands for."""
     title, row_name = scheme.split(", ", 1)
-    names = {data_set.title: name for name, data_set in DATA_SETS.items()}
+    names = {data.title: name for name, data in LEAGUE_DATA.items()}
     return names[title], row_name
 
 
 class _PrivateImages:
-    """The features and the posterior of one data set at a time, a gigabyte each."""
+    """The features of one data set at a time, and one posterior, a gigabyte each."""
 
     def __init__(self) -> None:
         self._name: str | None = None
-        self._data: tuple[Features, SoftmaxPosterior] | None = None
+        self._features: Features | None = None
+        self._prior_std: float | None = None
+        self._posterior: SoftmaxPosterior | None = None
 
-    def load(self, name: str) -> tuple[Features, SoftmaxPosterior]:
-        """Return the data of a data set; they are read unless they were the last."""
-        if self._data is None or self._name != name:
-            self._data = None  # frees the memory before more is taken
-            features = league_features(name)
-            self._data = (features, league_posterior(features))
+    def features(self, name: str) -> Features:
+        """Return the features of a data set; they are read unless they were the last."""
+        if self._features is None or self._name != name:
+            # This frees the memory before more is taken.
+            self._posterior = None
+            self._features = None
+            self._features = league_features(name)
             self._name = name
-        return self._data
+        return self._features
+
+    def posterior(self, name: str, prior_std: float) -> SoftmaxPosterior:
+        """Return the posterior of a data set; it is made unless it was the last."""
+        features = self.features(name)
+        if self._posterior is None or self._prior_std != prior_std:
+            self._posterior = None
+            prior_mean = public_fit(name, prior_std)
+            self._posterior = league_posterior(features, prior_std, prior_mean)
+            self._prior_std = prior_std
+        return self._posterior
 
 
 def league_study(setting: League) -> Study:
@@ -574,15 +709,18 @@ def league_study(setting: League) -> Study:
     """
     points: list[Point] = []
     order: list[str] = []
-    for name in PUBLIC_DATA_SET:
-        title = DATA_SETS[name].title
-        if setting.unclipped:
-            points.append(Point(None, (f"{title}, posterior",)))
+    for name, data in LEAGUE_DATA.items():
+        if data.prior_from:
+            points += _points_of_public_fit(name)
+        if setting.unclipped and name in UNCLIPPED_RUNS:
+            points.append(Point(None, (f"{data.title}, {POSTERIOR}",)))
         points += _points_of(name)
-        order += [f"{title}, {row_name}" for row_name in (*ROWS, "posterior")]
+        row_names = (*ROWS, PUBLIC_FIT, POSTERIOR)
+        order += [f"{data.title}, {row_name}" for row_name in row_names]
     settings = {" ".join(map(str, key)): [*value] for key, value in CHOSEN.items()}
     identity = {
         "experiments": setting.experiments,
+        "data": {name: [*data] for name, data in LEAGUE_DATA.items()},
         "settings": settings,
         "unclipped": [UNCLIPPED_RUNS, UNCLIPPED_CHAINS],
     }
@@ -598,14 +736,20 @@ def _measure(
     images: _PrivateImages,
 ) -> Tables:
     """Return the scores of a point."""
-    name, _ = _split_scheme(point.schemes[0])
-    features, posterior = images.load(name)
+    name, row_name = _split_scheme(point.schemes[0])
+    features = images.features(name)
     execution = Execution(
         memory=setting.memory,
         progress=lambda finished, rounds: progress(finished / rounds),
     )
-    if not point.xs:
+    if row_name == PUBLIC_FIT:
+        prior_std = CHOSEN["training", name, point.xs[0]].prior_std
+        return _public_fit_scores(point, features, public_fit(name, prior_std))
+    if row_name == POSTERIOR:
+        posterior = images.posterior(name, PRIOR_STD)
         return _unclipped(name, features, posterior, execution)
+    kind = _kind_of(point.schemes[0], point.xs[0])
+    posterior = images.posterior(name, kind.prior_std)
     rows = [
         entry(scheme, epsilon, posterior, setting.experiments)
         for scheme, epsilon in zip(point.schemes, point.xs, strict=True)
@@ -613,24 +757,73 @@ def _measure(
     return _scored(rows, features, posterior, execution)
 
 
+class _Kind(NamedTuple):
+    """What chains have in common that are sampled together."""
+
+    prior_std: float
+    dynamics: str
+    rounds: int
+    kept_rounds: int
+
+
+def _kind_of(scheme: str, epsilon: float) -> _Kind:
+    """Return the kind of a row's chains."""
+    name, row_name = _split_scheme(scheme)
+    settings = CHOSEN[ROWS[row_name].chosen_by, name, epsilon]
+    return _Kind(
+        prior_std=settings.prior_std,
+        dynamics=settings.dynamics,
+        rounds=settings.rounds,
+        kept_rounds=settings.kept_rounds,
+    )
+
+
 def _points_of(name: str) -> list[Point]:
     """Return the points of a data set: one for each kind of chain.
 
-    Rows of the same dynamics and rounds, whatever their ε, are chains that are sampled
-    together.
+    Rows of the same kind, whatever their ε, are chains that are sampled together.
     """
-    title = DATA_SETS[name].title
-    rows: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
+    title = LEAGUE_DATA[name].title
+    rows: dict[_Kind, list[tuple[str, float]]] = {}
     for epsilon in EPSILONS:
-        for row_name, row in rows_at(epsilon).items():
-            settings = CHOSEN[row.chosen_on, name, epsilon]
-            kind = (settings.dynamics, settings.rounds, settings.kept_rounds)
-            rows.setdefault(kind, []).append((f"{title}, {row_name}", epsilon))
+        for row_name in rows_at(name, epsilon):
+            scheme = f"{title}, {row_name}"
+            rows.setdefault(_kind_of(scheme, epsilon), []).append((scheme, epsilon))
     points = []
     for _, of_kind in sorted(rows.items()):
         schemes, epsilons = zip(*of_kind, strict=True)
         points.append(Point(x=None, schemes=schemes, xs=epsilons))
     return points
+
+
+def _points_of_public_fit(name: str) -> list[Point]:
+    """Return the points of the public fit: one for each s that a row's prior has."""
+    scheme = f"{LEAGUE_DATA[name].title}, {PUBLIC_FIT}"
+    epsilons_of: dict[float, list[float]] = {}
+    for epsilon in EPSILONS:
+        prior_std = CHOSEN["training", name, epsilon].prior_std
+        epsilons_of.setdefault(prior_std, []).append(epsilon)
+    return [
+        Point(x=None, schemes=(scheme,) * len(epsilons), xs=tuple(epsilons))
+        for epsilons in epsilons_of.values()
+    ]
+
+
+def _public_fit_scores(
+    point: Point, features: Features, prior_mean: NDArray[np.float64] | None
+) -> Tables:
+    """Return the scores of the public fit that is the mean of the prior at several ε."""
+    assert prior_mean is not None  # the point is one of data with public labels
+    test_rows, labels = features.test_set
+    rows = np.asarray(test_rows, dtype=np.float64)
+    probability = mean_probabilities(prior_mean[None], rows, CLASSES)
+    at_least = np.maximum(probability, SMALLEST_PROBABILITY)
+    reached = calibration(at_least[None], labels)
+    row_scores = {name: getattr(reached, name) for name in SCORES}
+    tables: Tables = {}
+    for scheme, epsilon in zip(point.schemes, point.xs, strict=True):
+        _add_row(tables, Entry(scheme, epsilon, []), row_scores)
+    return tables
 
 
 def _scored(
@@ -720,7 +913,7 @@ def _unclipped(
     )
     assert trace.predictions is not None
     scores = scores_of(trace, posterior, *features.test_set, [False] * UNCLIPPED_CHAINS)
-    scheme = f"{DATA_SETS[name].title}, posterior"
+    scheme = f"{LEAGUE_DATA[name].title}, {POSTERIOR}"
     tables: Tables = {}
     row_scores = {score: getattr(scores, score) for score in SCORES}
     _add_row(tables, Entry(scheme, 0.0, []), row_scores)

@@ -16,7 +16,7 @@ from wflmc.apps.studies.beyond import (
     record_study,
 )
 from wflmc.apps.studies.cache import Warn
-from wflmc.apps.studies.league import PUBLIC_DATA_SET, League, league_study
+from wflmc.apps.studies.league import LEAGUE_DATA, League, league_study
 from wflmc.apps.studies.paper import fig2_to_fig5, fig6_fig7, fig8
 from wflmc.apps.studies.paper.fig2_to_fig5 import NAMES, Setting
 from wflmc.apps.studies.study import Claim, Study, Tables
@@ -139,15 +139,21 @@ def _cached_data_sets(figures: list[str], has_folder: bool) -> Sequence[str]:
         has_folder: whether figures of MNIST read a folder instead.
     """
     if any(figure.startswith("league") for figure in figures):
-        return list(PUBLIC_DATA_SET)
+        private = [data.private for data in LEAGUE_DATA.values()]
+        public = [name for data in LEAGUE_DATA.values() for name in data.whiten_from]
+        return list(dict.fromkeys(private + public))
     uses_mnist = bool(MNIST_FIGURES & set(figures))
     return ["mnist"] if uses_mnist and not has_folder else []
 
 
 def _fetch_images(names: Sequence[str], note: Warn) -> None:
-    """Fetch data sets that are not on this machine, unless WFLMC_DATA is set."""
+    """Fetch data sets that are not on this machine.
+
+    Where WFLMC_DATA is set, nothing is downloaded: only what is made here is made.
+    """
     for name in names:
-        if os.environ.get(VARIABLE):
+        is_download = bool(DATA_SETS[name].sha256)
+        if is_download and os.environ.get(VARIABLE):
             continue
         _, missing_files = find(name)
         if missing_files:
