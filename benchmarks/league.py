@@ -47,7 +47,8 @@ HELD_OUT = 5000
 LENGTHS = ((200, 40), (600, 100), (1500, 200))
 """Rounds, and how many of them are kept."""
 SHORTER_LENGTHS = LENGTHS[:2]
-"""Of descent, and where chains start at a public fit: no search chose more rounds."""
+"""Of descent, and with rendered digits: searches with more rounds chose none of
+them."""
 STEPS = {OVERDAMPED: (120.0, 250.0, 500.0), KINETIC: (12.0, 40.0)}
 """η N, and h² N of kinetic dynamics, on the grid."""
 EXAMPLE_CLIPS = {
@@ -352,13 +353,13 @@ def search_of(way: str, name: str) -> Search:
     if way == "descent":
         space = SearchSpace(descent=True, lengths=SHORTER_LENGTHS, temperatures=(1.0,))
         return Search(public_features(OTHER_DATA_SET[name]), space)
-    space = SearchSpace()
-    if LEAGUE_DATA[name].prior_from:
-        space = SearchSpace(
-            lengths=SHORTER_LENGTHS,
-            prior_stds=PRIOR_STDS,
-            public_fit=cache(partial(public_fit, name)),
-        )
+    data = LEAGUE_DATA[name]
+    has_rendered_digits = "rendered-digits" in data.whiten_from
+    space = SearchSpace(
+        lengths=SHORTER_LENGTHS if has_rendered_digits else LENGTHS,
+        prior_stds=PRIOR_STDS if data.prior_from else (PRIOR_STD,),
+        public_fit=cache(partial(public_fit, name)),
+    )
     return Search(league_features(name), space)
 
 
