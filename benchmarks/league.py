@@ -62,8 +62,9 @@ DEVICE_CLIP = 100.0
 """ℓ on the grid."""
 COLD_TEMPERATURES = (0.05, 0.02, 0.2, 1.0)
 """τ on the grid, and those that the best candidates are tried with as well."""
-PRIOR_STDS = (5.0, 3.0, 10.0)
-"""The same for s, where the prior has a mean."""
+PRIOR_STDS = (1.0, 0.5, 2.0, 3.0)
+"""The same for s, where the prior has a mean. Of 3, 5 and 10 the smallest was the best
+at ε = 0.3 and 1."""
 FACTORS = (0.7, 1.4)
 """By which steps and clips of the best candidates are changed."""
 DEVICE_CLIP_FACTORS = (0.5, 4.0)
@@ -103,6 +104,7 @@ class SearchSpace:
 
     Args:
         descent: search for the rival.
+        dynamics: of the grid.
         lengths: rounds of the grid, and how many of them are kept.
         temperatures: τ of the grid, and those of neighbours.
         prior_stds: s of the grid, and those of neighbours.
@@ -110,6 +112,7 @@ class SearchSpace:
     """
 
     descent: bool = False
+    dynamics: tuple[str, ...] = (OVERDAMPED, KINETIC)
     lengths: tuple[tuple[int, int], ...] = LENGTHS
     temperatures: tuple[float, ...] = COLD_TEMPERATURES
     prior_stds: tuple[float, ...] = (PRIOR_STD,)
@@ -121,7 +124,7 @@ class SearchSpace:
         Args:
             epsilon: ε.
         """
-        for dynamics in (OVERDAMPED,) if self.descent else (OVERDAMPED, KINETIC):
+        for dynamics in self.dynamics:
             for step, example_clip, (rounds, kept_rounds) in product(
                 STEPS[dynamics], EXAMPLE_CLIPS[epsilon], self.lengths
             ):
@@ -178,7 +181,11 @@ class Search:
         self.finalists: dict[float, list[Score]] = {}
         """By ε, the best first."""
 
-    def run(self, epsilons: Iterable[float]) -> None:
+    def run(
+        self,
+        epsilons: Iterable[float],
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Try a grid, the neighbours of its best of every length, and those of the best.
 
         In the end the best of all are compared by several chains, each over a channel
@@ -186,9 +193,11 @@ class Search:
 
         Args:
             epsilons: for each of which settings are sought.
+            report: takes a line about the best candidate so far, after each stage.
         """
         self.nll = {epsilon: {} for epsilon in epsilons}
         self._score({epsilon: list(self.space.grid(epsilon)) for epsilon in self.nll})
+        self._report_best("the grid", report)
         best_of_lengths = {
             epsilon: [
                 self.ranking(epsilon, rounds)[0][1] for rounds, _ in self.space.lengths
@@ -196,6 +205,7 @@ class Search:
             for epsilon in self.nll
         }
         self._score(self._neighbours(best_of_lengths))
+        self._report_best("neighbours", report)
         best = {
             epsilon: [
                 settings for _, settings in self.ranking(epsilon)[:REFINED_AT_END]
@@ -203,6 +213,7 @@ class Search:
             for epsilon in self.nll
         }
         self._score(self._neighbours(best))
+        self._report_best("all candidates", report)
         for epsilon in self.nll:
             of_epsilon = [
                 self._compared(epsilon, settings)
@@ -224,6 +235,12 @@ class Search:
             for settings, nll in self.nll[epsilon].items()
             if rounds in (None, settings.rounds)
         )
+
+    def _report_best(self, stage: str, report: Callable[[str], None]) -> None:
+        """Report the best candidate for every ε, by one chain."""
+        for epsilon in self.nll:
+            nll, settings = self.ranking(epsilon)[0]
+            report(f"best of {stage} at ε = {epsilon:g}: NLL {nll:.5f}  {settings}")
 
     def _neighbours(
         self, chosen: dict[float, list[LeagueSettings]]
@@ -356,6 +373,7 @@ def search_of(way: str, name: str) -> Search:
     data = LEAGUE_DATA[name]
     has_rendered_digits = "rendered-digits" in data.whiten_from
     space = SearchSpace(
+        dynamics=(OVERDAMPED,) if data.prior_from else (OVERDAMPED, KINETIC),
         lengths=SHORTER_LENGTHS if has_rendered_digits else LENGTHS,
         prior_stds=PRIOR_STDS if data.prior_from else (PRIOR_STD,),
         public_fit=cache(partial(public_fit, name)),
@@ -377,7 +395,7 @@ def main(arguments: list[str]) -> None:
                 name, LEAGUE_DATA, arguments
             ):
                 search = search_of(way, name)
-                search.run(epsilons or EPSILONS)
+                search.run(epsilons or EPSILONS, partial(print, flush=True))
                 show(way, name, search)
 
 

@@ -23,7 +23,12 @@ from ..conftest import FULL
 
 LENGTHS = ((6, 2), (9, 3))
 SPACE = choosing.SearchSpace(lengths=LENGTHS)
-DESCENT = choosing.SearchSpace(descent=True, lengths=LENGTHS[:1], temperatures=(1.0,))
+DESCENT = choosing.SearchSpace(
+    descent=True,
+    dynamics=("overdamped",),
+    lengths=LENGTHS[:1],
+    temperatures=(1.0,),
+)
 
 
 @pytest.fixture
