@@ -62,9 +62,9 @@ DEVICE_CLIP = 100.0
 """ℓ on the grid."""
 COLD_TEMPERATURES = (0.05, 0.02, 0.2, 1.0)
 """τ on the grid, and those that the best candidates are tried with as well."""
-PRIOR_STDS = (1.0, 0.5, 2.0, 3.0)
-"""The same for s, where the prior has a mean. Of 3, 5 and 10 the smallest was the best
-at ε = 0.3 and 1."""
+PRIOR_STDS = (5.0, 3.0, 10.0)
+"""The same for s, where the prior has a mean. A second search with 0.5, 1, 2 and 3
+chose 2 and 3, and nothing better."""
 FACTORS = (0.7, 1.4)
 """By which steps and clips of the best candidates are changed."""
 DEVICE_CLIP_FACTORS = (0.5, 4.0)
@@ -373,7 +373,6 @@ def search_of(way: str, name: str) -> Search:
     data = LEAGUE_DATA[name]
     has_rendered_digits = "rendered-digits" in data.whiten_from
     space = SearchSpace(
-        dynamics=(OVERDAMPED,) if data.prior_from else (OVERDAMPED, KINETIC),
         lengths=SHORTER_LENGTHS if has_rendered_digits else LENGTHS,
         prior_stds=PRIOR_STDS if data.prior_from else (PRIOR_STD,),
         public_fit=cache(partial(public_fit, name)),

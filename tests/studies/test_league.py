@@ -12,6 +12,7 @@ from wflmc.apps.studies.league import (
     CHOSEN,
     EPSILONS,
     LEAGUE_DATA,
+    OTHER_DATA_SET,
     League,
     LeagueSettings,
     league_study,
@@ -159,13 +160,21 @@ def test_a_prior_around_a_public_fit_is_tried_at_several_scales(small):
 
 
 def test_settings_are_there_for_every_row():
+    grid = {
+        **{("other", name): EPSILONS for name in OTHER_DATA_SET},
+        **{("descent", name): EPSILONS for name in OTHER_DATA_SET},
+        **{("training", name): (1.0, 3.0) for name in LEAGUE_DATA},
+        ("training", "mnist-rendered"): EPSILONS,
+    }
     expected = {
         (way, name, epsilon)
-        for way, names in choosing.WAYS.items()
-        for name in names
-        for epsilon in EPSILONS
+        for (way, name), epsilons in grid.items()
+        for epsilon in epsilons
     }
     assert set(CHOSEN) == expected
+    assert {(way, name) for way, name, _ in CHOSEN} == {
+        (way, name) for way, names in choosing.WAYS.items() for name in names
+    }
 
 
 def test_the_bound_on_the_curvature_is_public(small):
