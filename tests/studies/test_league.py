@@ -21,6 +21,9 @@ from wflmc.data.sets import Features
 
 from ..conftest import FULL
 
+LENGTHS = ((6, 2), (9, 3)) if FULL else ((6, 2),)
+"""Rounds and kept rounds of the chains that are tried."""
+
 
 @pytest.fixture
 def small(monkeypatch):
@@ -47,7 +50,7 @@ def small(monkeypatch):
     }.items():
         monkeypatch.setattr(league, name, value)
     monkeypatch.setattr(choosing, "HELD_OUT", 60)
-    monkeypatch.setattr(choosing, "LENGTHS", ((6, 2), (9, 3)))
+    monkeypatch.setattr(choosing, "LENGTHS", LENGTHS)
     monkeypatch.setattr(choosing, "DESCENT_LENGTHS", ((6, 2),))
     monkeypatch.setattr(choosing, "STEPS", {"overdamped": (20.0,), "kinetic": (10.0,)})
     monkeypatch.setattr(choosing, "EXAMPLE_CLIPS", {10.0: (0.5,)})
@@ -91,7 +94,7 @@ def test_choosing_looks_at_no_test_image(small):
     tried = {settings for _, settings in ranking}
     assert len(tried) == len(ranking)
     assert {settings.dynamics for settings in tried} == {"overdamped", "kinetic"}
-    assert {settings.rounds for settings in tried} == {6, 9}
+    assert {settings.rounds for settings in tried} == {rounds for rounds, _ in LENGTHS}
     assert {settings.burn_in_temperature for settings in tried} > {0.05, 1.0}
 
 
