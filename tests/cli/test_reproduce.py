@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import os
 import signal
 import subprocess
@@ -13,8 +11,6 @@ import time
 
 import numpy as np
 import pytest
-
-from wflmc.cli import main
 
 from ..cli_tools import is_picture, strict
 from ..conftest import FULL, PAPER_DATA, count
@@ -107,13 +103,23 @@ def paper_figures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("paper")
     options = ["--data", str(PAPER_DATA)] if PAPER_DATA.exists() else []
     options += ["--experiments", str(EXPERIMENTS)]
-    options += ["--out", str(folder), "--cache", str(folder / "cache")]
-    command = ["wflmc", "reproduce", "fig6", *LONG_FIGURES, *options, "--json"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", command)
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            main()
-    return folder, strict(printed.getvalue())["claims"]
+    command = [
+        sys.executable,
+        "-m",
+        "wflmc",
+        "reproduce",
+        "fig6",
+        *LONG_FIGURES,
+        *options,
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--out", str(folder), "--cache", str(folder / "cache")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return folder, strict(done.stdout)["claims"]
 
 
 def curves(path):
