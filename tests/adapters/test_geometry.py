@@ -12,6 +12,8 @@ from wflmc.posterior.custom.geometry import NoModeError, UnsettledPilotError
 from wflmc.posterior.custom.precision import in_float64
 from wflmc.support.compilation import Compiler
 
+from ..conftest import FULL
+
 numpyro = pytest.importorskip("numpyro", reason="pip install numpyro")
 dist = pytest.importorskip("numpyro.distributions")
 
@@ -153,6 +155,9 @@ def horseshoe_program(x, y):
         numpyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
 
 
+@pytest.mark.skipif(
+    not FULL, reason="the horseshoe above in other words: make test-full runs it"
+)
 def test_a_horseshoe_of_numpyro_with_offsets_is_accepted():
     posterior = wflmc.from_numpyro(horseshoe_program, {"x": X, "y": Y}, devices=2)
     assert posterior.mu <= posterior.L < geometry.MAX_UNEVEN_CURVATURE

@@ -113,7 +113,9 @@ def test_a_model_is_the_same_in_a_process_of_float64(float64_switched_on):
 def test_threads_may_make_posteriors_at_the_same_time():
     data = data_of(30)
     with ThreadPoolExecutor(4) as threads:
-        posteriors = list(threads.map(lambda _: custom(data, "laplace"), range(12)))
+        posteriors = list(
+            threads.map(lambda _: custom(data, "laplace"), range(12 if FULL else 6))
+        )
     for posterior in posteriors:
         np.testing.assert_allclose(
             posterior.coordinates.centre, posteriors[0].coordinates.centre
@@ -188,6 +190,10 @@ def trace_in_float32(model, data):
     )(start)
 
 
+@pytest.mark.skipif(
+    not FULL,
+    reason="test_numpyro.py uses models in both precisions: make test-full runs it",
+)
 def test_a_model_may_be_used_before_and_after_in_float32():
     held = []
     for examples in (12, 9) if FULL else (12,):
@@ -198,11 +204,17 @@ def test_a_model_may_be_used_before_and_after_in_float32():
         assert posterior.log_likelihood(np.zeros((1, 3))).shape == (1, examples)
 
 
-def test_models_of_float64_processes_are_sampled_in_float32(float64_switched_on):
-    data = arguments_of(correlated_groups, data_of(12))
-    posterior = wflmc.from_numpyro(correlated_groups, data, **KNOWN)
+@pytest.mark.parametrize(
+    ("model", "site"),
+    [(regression, "slopes"), *([(correlated_groups, "factor")] if FULL else [])],
+)
+def test_models_of_float64_processes_are_sampled_in_float32(
+    model, site, float64_switched_on
+):
+    data = arguments_of(model, data_of(12))
+    posterior = wflmc.from_numpyro(model, data, **KNOWN)
     theta = jnp.zeros(posterior.dim)
-    assert posterior.unflatten(np.float32(theta))["factor"].dtype == np.float32
+    assert posterior.unflatten(np.float32(theta))[site].dtype == np.float32
     ready = posterior.on_accelerator(1, 2**30)
     assert {leaf.dtype for leaf in jax.tree.leaves(ready.data)} <= {
         np.dtype(np.float32),

@@ -23,7 +23,7 @@ from ..error_tools import raises_input_error
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
-PAIRS = 3000 if FULL else 150
+PAIRS = 3000 if FULL else 60
 """Neighbours that each reader is tried with."""
 
 ORDINARY = {

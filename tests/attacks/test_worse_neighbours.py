@@ -7,6 +7,7 @@ plan pays for: the largest change over 2 min(c, ℓ) is at most 1.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -179,8 +180,12 @@ CLOSE_WITH_MANY_RECORDS = 0.3
 RECORDS = (2, 300, 3000, 100_000) if FULL else (2, 3000)
 
 
-@pytest.mark.parametrize("length", RECORDS)
-@pytest.mark.parametrize("make", [linear, classes, own, batches])
+@pytest.mark.parametrize(
+    ("make", "length"),
+    list(product([linear, classes, own, batches], RECORDS))
+    if FULL
+    else [(linear, 2), (classes, 2), (classes, 3000), (own, 3000), (batches, 2)],
+)
 def test_records_of_a_device(make, length):
     for clip in (1e5, 3.0):
         ratio = largest(make, length, 1, clip, 1.0, count(3, 100))
@@ -188,14 +193,14 @@ def test_records_of_a_device(make, length):
         assert close < ratio <= 1
 
 
-@pytest.mark.parametrize("devices", [30, count(2000, 40_000)])
+@pytest.mark.parametrize("devices", [30, 40_000] if FULL else [2000])
 @pytest.mark.parametrize("make", [linear, classes, own])
 def test_devices(make, devices):
     ratio = largest(make, devices, devices, 2.0, np.inf, count(3, 60))
     assert CLOSE < ratio <= 1
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8] if FULL else [1, 8])
 def test_devices_of_few_rows(rows):
     devices = count(300, 5000)
     for clip, example_clip in ((5.0, np.inf), (5.0, 1.0), (0.5, 1.0)):
@@ -212,7 +217,7 @@ def test_devices_that_hear_unlike_broadcasts():
 
 
 @pytest.mark.parametrize("make", [linear, classes, own])
-@pytest.mark.parametrize("ratio", [3.0, 30.0])
+@pytest.mark.parametrize("ratio", [3.0, 30.0] if FULL else [30.0])
 def test_devices_of_unlike_clips(make, ratio):
     """The one that changes has the smallest clip, and is added to others that send up to `ratio` times as much."""
     devices = 60

@@ -9,6 +9,7 @@ import pytest
 import wflmc
 
 from ..cli_tools import only_warnings, strict, with_set
+from ..conftest import FULL
 from ..error_tools import names_key
 
 SMALL = with_set(
@@ -107,6 +108,7 @@ def test_for_people(audit):
         assert part in out
 
 
+@pytest.mark.skipif(not FULL, reason="tests/audit audits both: make test-full runs it")
 def test_records_and_softmax(audit):
     changes = [
         "privacy.unit=record",

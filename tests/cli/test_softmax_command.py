@@ -8,6 +8,7 @@ import pytest
 from wflmc.evaluation import calibration
 
 from ..cli_tools import PLAN_KEYS, SUMMARY_KEYS, is_picture, strict
+from ..conftest import FULL
 from ..error_tools import codes_of, names_key
 
 SOFTMAX = """
@@ -157,6 +158,7 @@ def test_without_a_test_set_there_are_no_scores(call, softmax, tmp_path):
     assert not (tmp_path / "o" / "reliability.png").exists()
 
 
+@pytest.mark.skipif(not FULL, reason="four seconds of MNIST: make test-full runs it")
 def test_mnist(plan_of, softmax, mnist_folder, monkeypatch, call, tmp_path):
     monkeypatch.setenv("WFLMC_DATA", str(mnist_folder))
     keys = [

@@ -39,6 +39,10 @@ ONLY_FULL = {
     "--engine dask": "a cluster; tests/studies/test_sweep.py starts one",
     "wflmc federate examples/federation.toml": "a minute; tests/cli/test_federate.py does it with fewer rounds",
     "for seed in range(20)": "forty plans, ten seconds",
+    "sampler.burn_in=auto": "pilot chains; tests/cli/test_plan.py has some",
+    "subprocess.run(command": "a process of its own; the same command without --json runs in this one",
+    "own, predictive=draw": "a custom model; own_model.md and tests/sampling/test_trace.py sample others",
+    "wflmc plan cell.toml --solve-for": "three searches; steps.md has one, tests/cli/test_solve.py all",
     "wflmc run examples/fading.toml --set link.snr_db=30": "two runs of 100 chains, to be read off a table",
 }
 """Parts of lines that only WFLMC_FULL=1 runs, with the reason. Or a page puts <!-- full: why --> before a block."""

@@ -152,7 +152,7 @@ COMPOSITIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("losses", "delta"), COMPOSITIONS[: count(4, 6)])
+@pytest.mark.parametrize(("losses", "delta"), COMPOSITIONS[: count(2, 6)])
 def test_exact_agrees_with_privacy_loss_distributions(losses, delta):
     """Round by round as dp-accounting composes them, which rounds up: never above ours by more than its grid."""
     interval = 1e-4 if losses.sum() < 1 else 1e-3

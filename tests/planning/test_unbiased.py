@@ -71,10 +71,10 @@ def test_variance_of_the_sum_over_all_subsets(devices):
         channel.static([1.0, 0.1, 0.01, 1e-3, 1e-4]),
         channel.rayleigh([1.0, 0.1, 0.01, 1e-3, 1e-4]),
         channel.rayleigh([1.0, 0.1, 0.01, 1e-3, 1e-4], 0.9),
+        "file",
         channel.rayleigh(0.01, 0.9999),
         channel.rician([1.0, 0.1, 0.01, 1e-3, 1e-4], 4.0, 0.5),
-        "file",
-    ],
+    ][: count(4, 6)],
 )
 def test_every_device_has_weight_one_on_average(fading):
     """And also in rounds after which it did or did not send: who sends now has nothing to do with who did."""

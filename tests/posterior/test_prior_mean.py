@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ from wflmc.posterior import Gaussian, w2_squared
 from wflmc.sums import reference
 from wflmc.sums.constants import MAX_ROWS_OF_SHORT_DEVICE
 
+from ..conftest import FULL
 from ..error_tools import raises_input_error
+from ..sampling import compile_tools
 
 DEVICES = 4
 CLASSES = 3
@@ -28,6 +31,7 @@ CHAINS = 3000
 INITS = ("prior", "prior-mean", "zero")
 RECORDS = {"short devices": 20, "some rows": 120, "in pairs": 4 * 1300}
 """Of all devices: each layout of softmax sums has one."""
+LAYOUTS = ("gaussian", "softmax", "softmax, chains last")
 
 
 def draw_data(records, seed=0):
@@ -84,17 +88,29 @@ def test_gradients_are_those_of_the_log_density(model):
     mean = draw_data(60)[3]
     cost = negative_log_density(posterior, mean[0] if model == "gaussian" else mean)
     theta = jnp.linspace(-1.0, 2.0, posterior.dim)
-    expected = jax.grad(cost)(theta)
+    expected = jax.jit(jax.grad(cost))(theta)
     np.testing.assert_allclose(
-        posterior.gradients(theta).sum(0), expected, rtol=1e-4, atol=1e-4
+        compile_tools.gradients(posterior, theta).sum(0), expected, rtol=1e-4, atol=1e-4
     )
-    parts = [posterior.device(k).gradients(theta)[0] for k in range(DEVICES)]
+    parts = [
+        compile_tools.gradients(posterior.device(k), theta)[0] for k in range(DEVICES)
+    ]
     np.testing.assert_allclose(sum(parts), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("by_record", [False, True])
-@pytest.mark.parametrize("size", RECORDS)
-@pytest.mark.parametrize("layout", ["gaussian", "softmax", "softmax, chains last"])
+@pytest.mark.parametrize(
+    ("layout", "size", "by_record"),
+    list(product(LAYOUTS, RECORDS, [False, True]))
+    if FULL
+    else [
+        ("gaussian", "some rows", False),
+        ("gaussian", "in pairs", True),
+        ("softmax", "short devices", False),
+        ("softmax", "in pairs", True),
+        ("softmax, chains last", "short devices", True),
+        ("softmax, chains last", "some rows", False),
+    ],
+)
 def test_clipped_sums_are_those_of_the_reference(layout, size, by_record):
     """Of the coordinates that whiten the features, whose prior has a matrix, and of θ."""
     records = RECORDS[size]

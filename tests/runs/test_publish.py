@@ -21,6 +21,7 @@ from wflmc.scenario.coverage import FROM_DATA
 from wflmc.support.errors import InputError
 
 from ..cli_tools import strict
+from ..conftest import FULL
 from ..error_tools import missing_facts, names_key, raises_input_error, text_of
 from ..report.report_tools import Page
 
@@ -489,7 +490,9 @@ def test_a_secret_run_is_not_overwritten(tmp_path, call):
     assert names_key(err, "--out", "secret", "--ledger")
 
 
-@pytest.mark.parametrize("preconditioner", ["none", "private-whiten"])
+@pytest.mark.parametrize(
+    "preconditioner", ["private-whiten", *(["none"] if FULL else [])]
+)
 def test_noise_of_a_lattice_can_be_published(tmp_path, call, preconditioner):
     """That of the release that whitens as well: anybody may know the scenario's seeds."""
     pytest.importorskip("flwr", reason="pip install 'wflmc[flower]'")

@@ -33,7 +33,7 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("memory", [None, 2000.0])
+@pytest.mark.parametrize("memory", [None, 2000.0] if FULL else [2000.0])
 def test_stopped_and_resumed_is_as_if_never_stopped(
     paid_setting, tmp_path, monkeypatch, memory
 ):

@@ -16,6 +16,7 @@ from wflmc.evaluation import choose_burn_in
 from wflmc.sampling import Execution, Start, chunks, kernel
 from wflmc.support.errors import OverspendError
 
+from ..conftest import FULL
 from ..error_tools import codes_of, raises_input_error
 from .kinetic_tools import ill_conditioned, kinetic_plan
 
@@ -110,7 +111,7 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("memory", [None, 2000.0])
+@pytest.mark.parametrize("memory", [None, 2000.0] if FULL else [None])
 def test_stopped_and_resumed_is_as_if_never_stopped(
     six_devices, tmp_path, monkeypatch, memory
 ):
@@ -148,6 +149,10 @@ def test_rounds_that_fill_up_the_last_block_move_no_chain(six_devices, monkeypat
     np.testing.assert_allclose(parts.theta, whole.theta, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(
+    not FULL,
+    reason="tests/cli/test_kinetic_command.py adds rounds too: make test-full runs it",
+)
 def test_the_rest_of_a_plan_goes_on_with_the_same_draws(six_devices):
     plan = kinetic_plan(six_devices, "equal", burn_in=3, samples=20)
     whole = wflmc.sample(jax.random.key(1), six_devices, plan, 5)

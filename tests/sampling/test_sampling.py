@@ -145,7 +145,7 @@ def test_update_written_out(small):
     assert plan.active_devices.tolist() == [3, 3, 3]
     run = kernel(small, plan)
     state = run.init(jax.random.key(4))
-    after, info = run.step(jax.random.key(5), state)
+    after, info = jax.jit(run.step)(jax.random.key(5), state)
     theta = np.asarray(state.position, dtype=float)
     gradients = small.hessian @ theta - small.linear
     norms = np.linalg.norm(gradients, axis=1)

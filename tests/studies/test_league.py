@@ -22,7 +22,8 @@ from wflmc.data.sets import Features
 
 from ..conftest import FULL
 
-LENGTHS = ((6, 2), (9, 3))
+LENGTHS = ((6, 2), (9, 3)) if FULL else ((6, 2),)
+"""Rounds and kept rounds of the chains that are tried."""
 SPACE = choosing.SearchSpace(lengths=LENGTHS)
 DESCENT = choosing.SearchSpace(
     descent=True,
@@ -90,6 +91,32 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
     ]
 
 
+def test_rows_with_rendered_digits_start_at_the_public_fit(small, monkeypatch):
+    name = "mnist-rendered"
+    title = league.LEAGUE_DATA[name].title
+    fit = league.league_posterior(small, prior_std=3.0).mode
+    monkeypatch.setattr(league, "public_fit", lambda name, prior_std: fit)
+    posterior = league.league_posterior(small, 3.0, fit)
+    plan = league.entry(
+        f"{title}, {league.CHOSEN_ON_TRAINING}", 0.3, posterior, experiments=1
+    ).plans[0]
+    assert plan.context.init == "prior-mean"
+    assert plan.epsilon_spent <= 0.3
+    monkeypatch.setattr(league, "league_plan", lambda posterior, settings, *_: settings)
+    ours, warm = (
+        league.entry(f"{title}, {row_name}", 0.3, posterior, experiments=1).plans[0]
+        for row_name in (league.CHOSEN_ON_TRAINING, league.AT_TEMPERATURE_1)
+    )
+    assert warm == ours._replace(burn_in_temperature=1.0) != ours
+    study = league_study(League(1))
+    scheme = f"{title}, {league.PUBLIC_FIT}"
+    points = [point for point in study.points if point.schemes[0] == scheme]
+    assert sorted(x for point in points for x in point.xs) == sorted(EPSILONS)
+    tables = study.measure(points[0], lambda done: None)
+    predicted = (small.X_test @ fit.reshape(10, -1).T).argmax(1)
+    assert tables["league"][0].y == pytest.approx(np.mean(predicted == small.y_test))
+
+
 def test_choosing_looks_at_no_test_image(small):
     blind = Features(small.X, small.y, None, None)
     search = choosing.Search(blind, SPACE)
@@ -107,7 +134,7 @@ def test_choosing_looks_at_no_test_image(small):
     tried = {settings for _, settings in ranking}
     assert len(tried) == len(ranking)
     assert {settings.dynamics for settings in tried} == {"overdamped", "kinetic"}
-    assert {settings.rounds for settings in tried} == {6, 9}
+    assert {settings.rounds for settings in tried} == {rounds for rounds, _ in LENGTHS}
     assert {settings.burn_in_temperature for settings in tried} > {0.05, 1.0}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 import wflmc
 from wflmc.sums.blocks import block_size
 from wflmc.sums.constants import DEVICES_PER_LATTICE
+
+from ..conftest import FULL
 
 FEATURES = 784
 CLASSES = 10
@@ -54,8 +57,11 @@ def working_bytes(posterior, chains, by_example, own_theta=False):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("by_example", [False, True])
-@pytest.mark.parametrize(("devices", "rows"), [(100, 10), (40, 100)])
+@pytest.mark.parametrize(
+    ("devices", "rows", "by_example"),
+    [(100, 10, True), (40, 100, False)]
+    + ([(100, 10, False), (40, 100, True)] if FULL else []),
+)
 def test_devices_of_few_rows_keep_to_the_limit(devices, rows, by_example):
     chains = 60
     posterior = zeros_of(devices, rows)
@@ -64,8 +70,10 @@ def test_devices_of_few_rows_keep_to_the_limit(devices, rows, by_example):
     assert used < UNKNOWN_COPIES * LIMIT < gradients
 
 
-@pytest.mark.parametrize("by_example", [False, True])
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    ("rows", "by_example"),
+    list(product([1, 8], [False, True])) if FULL else [(1, False), (8, True)],
+)
 def test_so_do_short_devices_that_receive_unlike_broadcasts(rows, by_example):
     """What they receive has the size of all gradients, and is not copied either."""
     chains, devices = 8, 512
