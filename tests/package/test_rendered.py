@@ -11,6 +11,9 @@ from scipy import ndimage
 from wflmc.data import sets as data
 from wflmc.data.images import image_features, public_whitening
 from wflmc.data.rendered import DIGITS, FONTS, render_digits
+from wflmc.data.scattering import scattering_features
+from wflmc.scenario.public import load_public_images
+from wflmc.scenario.schema import PosteriorSection
 
 from ..cli_tools import strict
 from ..error_tools import raises_input_error
@@ -118,3 +121,22 @@ def test_several_public_sets_whiten_together(few):
     data.fetch(NAME)
     with raises_input_error("whiten_from", NAME):
         image_features(NAME, ("fashion-mnist", NAME))
+
+
+def test_a_public_set_may_whiten_the_private_images_and_have_the_mean_of_the_prior(
+    few,
+):
+    data.fetch(NAME)
+    section = PosteriorSection(
+        model="softmax",
+        data="mnist",
+        features="scattering",
+        whiten_from=[NAME],
+        prior_from=NAME,
+    )
+    public = load_public_images(section)
+    images = data.load(NAME)
+    rows = scattering_features(images.train_images)
+    whitened = public_whitening(rows, ridge=section.whiten_ridge)(rows)
+    np.testing.assert_allclose(public.X, whitened, atol=1e-4)
+    np.testing.assert_array_equal(public.y, images.train_labels)
