@@ -19,6 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
+from wflmc.apps.tables.public import (
+    MAX_PRIOR_WEIGHT,
+    PublicRows,
+    parameters_at_shares,
+)
+from wflmc.apps.tables.scaling import SCALED_LIMIT
 from wflmc.channel import Link
 from wflmc.evaluation.scores import expected_calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
@@ -53,6 +59,12 @@ prediction for that row.
 """
 PRIORS = (6.0, 12.0)
 """Candidates for the standard deviation of the prior's predictions."""
+PRIOR_WEIGHTS = (MAX_PRIOR_WEIGHT, 0.03, 0.01)
+"""Candidates for a prior about a public mean: what it weighs, over all private rows."""
+PUBLIC_CLIPS = (0.1, 0.2, 0.4, 0.8, 2.0)
+"""As `CLIPS`, for chains that begin at a public mean, where gradients are shorter."""
+PUBLIC_TRAVELS = (0.03, 0.1, 0.25, 0.5)
+"""As `TRAVELS`, for chains that begin at a public mean."""
 ROUNDS = (50, 100)
 """Candidates for the number of rounds."""
 BURN_INS = (0.25, 0.5, 0.75)
@@ -85,6 +97,11 @@ STRENGTHS = {True: (1.0, 2.0, 5.0), False: (1.0, 2.0)}
 
 The distance of two classes over their spread, or the spread of mean targets over the
 noise.
+"""
+DISTORTIONS = (0.0, 0.5, 1.0)
+"""How far tables differ from public labelled rows that they are drawn from.
+
+On undistorted tables alone the narrowest prior would always win.
 """
 VARIANCE_DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−VARIANCE_DECAY."""
@@ -143,8 +160,8 @@ class Settings:
         burn_in: rounds that are discarded.
         samples: rounds that are kept.
         prior_std: standard deviation of each parameter under the prior.
-        whiten: move in coordinates of unit second moments, by a release that is paid
-            for, with the prior on these.
+        whiten: move in coordinates of unit second moments, by public rows or else by a
+            release that is paid for, with the prior on these.
         burn_in_temperature: τ, the noise that a round of burn-in is filled up to over
             that of a kept round. Below 1 burn-in may spend what kept rounds leave.
     """
@@ -225,6 +242,19 @@ class Facts(NamedTuple):
     rounds_before: int = 0
     link: Link | None = None
     shares: tuple[float, ...] = ()
+    public: PublicRows | None = None
+
+    @property
+    def prior_mean(self) -> Array | None:
+        """θ₀[m] for scaled features and a constant; None for a prior around zero."""
+        return None if self.public is None else self.public.prior_mean
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """By what the tables differ that settings are tried on; see `stand_in`."""
+        if self.prior_mean is not None:
+            return DISTORTIONS
+        return STRENGTHS[self.classes > 0]
 
     @property
     def class_shares(self) -> Array:
@@ -318,17 +348,48 @@ def candidates(facts: Facts) -> Iterator[Settings]:
     if not facts.by_record:
         rows_per_device = facts.rows / facts.devices
         gradient_norm = norm * rows_per_device**GRADIENT_GROWTH
-    grid = product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS)
-    for rounds, prior, clip, travel, burn_in_fraction in grid:
+    axes = _candidate_axes(facts)
+    grid = product(ROUNDS, axes.prior_stds, axes.clips, axes.travels, BURN_INS)
+    for rounds, prior_std, clip, travel, burn_in_fraction in grid:
         limit = clip * gradient_norm
         burn_in = int(burn_in_fraction * rounds)
-        yield Settings(
+        settings = Settings(
             clip=limit,
             step_size=travel / (limit * norm * rounds * facts.rows_ratio),
             burn_in=burn_in,
             samples=rounds - burn_in,
-            prior_std=prior / norm,
+            prior_std=prior_std,
+            whiten=axes.whiten,
         )
+        # Else the pull of a narrow prior would throw chains beyond its mean.
+        if settings.step_size <= settings.prior_std**2:
+            yield settings
+
+
+class _CandidateAxes(NamedTuple):
+    """What candidates are combinations of, beside rounds and burn-in.
+
+    Args:
+        prior_stds: standard deviations of the prior.
+        clips: see `CLIPS`.
+        travels: see `TRAVELS`.
+        whiten: whether the first candidates move in whitened coordinates.
+    """
+
+    prior_stds: list[float]
+    clips: tuple[float, ...]
+    travels: tuple[float, ...]
+    whiten: bool
+
+
+def _candidate_axes(facts: Facts) -> _CandidateAxes:
+    """Return what candidates are made of, with and without a public mean."""
+    public = facts.public
+    if public is None or not public.is_labelled:
+        prior_stds = [spread / facts.row_norm for spread in PRIORS]
+        return _CandidateAxes(prior_stds, CLIPS, TRAVELS, whiten=False)
+    prior_stds = [public.prior_std(facts.rows, weight) for weight in PRIOR_WEIGHTS]
+    return _CandidateAxes(prior_stds, PUBLIC_CLIPS, PUBLIC_TRAVELS, whiten=True)
 
 
 def neighbouring_settings(settings: Settings) -> list[Settings]:
@@ -338,9 +399,10 @@ def neighbouring_settings(settings: Settings) -> list[Settings]:
         settings: in the middle of these.
 
     Returns:
-        The nine combinations; everything else is as it was.
+        The combinations; everything else is as it was. Longer steps than the prior's
+        variance are left out, by which chains would run away from its mean.
     """
-    return [
+    neighbours = [
         replace(
             settings,
             clip=settings.clip * clip_factor,
@@ -348,6 +410,8 @@ def neighbouring_settings(settings: Settings) -> list[Settings]:
         )
         for clip_factor, step_factor in product((0.5, 1.0, 2.0), repeat=2)
     ]
+    longest = max(settings.step_size, settings.prior_std**2)
+    return [near for near in neighbours if near.step_size <= longest]
 
 
 def with_colder_burn_in(reached: Expected) -> list[Settings]:
@@ -394,15 +458,15 @@ def initial_parameters(facts: Facts) -> Array:
         facts: of the table; its class shares are public.
 
     Returns:
-        Zeros, [d + 1]; for classes, parameters by which the probabilities of every row
-        are the classes' shares, class after class, [C (d + 1)].
+        The mean of the prior where public rows have labels. Else zeros, [d + 1]; for
+        classes, parameters by which the probabilities of every row are the classes'
+        shares, class after class, [C (d + 1)].
     """
+    if facts.prior_mean is not None:
+        return facts.prior_mean
     if not facts.classes:
         return np.zeros(facts.features + 1)
-    parameters = np.zeros((facts.classes, facts.features + 1))
-    log_shares = np.log(facts.class_shares)
-    parameters[:, -1] = log_shares - log_shares.mean()
-    return parameters.ravel()
+    return parameters_at_shares(facts.class_shares, facts.features)
 
 
 def private_posterior(
@@ -440,6 +504,7 @@ def private_posterior(
         y=y,
         intercept=True,
         prior_std=settings.prior_std,
+        prior_mean=facts.prior_mean,
         partition="blocks" if owner is None else owner,
     )
     return with_public_constants(posterior, settings)
@@ -483,7 +548,7 @@ def whiten(
     posterior: Tabular,
     exact: bool = False,
 ) -> Whitened:
-    """Whiten a posterior by a release, if that is among the settings.
+    """Whiten a posterior if that is among the settings: by public rows, or a release.
 
     Args:
         key: seeds the noise of the release.
@@ -498,6 +563,10 @@ def whiten(
     """
     if not settings.whiten:
         return Whitened(posterior, facts, release=None)
+    if facts.public is not None:
+        whitened = posterior.whitened(facts.public.root, "whitened")
+        whitened = with_public_constants(whitened, settings)
+        return Whitened(whitened, facts, release=None)
     budget = float(facts.promise.budget(1)[0])
     budget_left = 1 - facts.spent / budget
     start = facts.rounds_before
@@ -666,12 +735,26 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         expects of their outcomes; the mean square of all features is 1.
     """
     dim = facts.features
+    public = facts.public
     generator = np.random.default_rng([seed, dim, facts.classes])
     rows = min(facts.rows, MAX_STAND_IN_ROWS)
-    variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
-    spread = np.sqrt(variance / variance.mean())
-    rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
-    coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
+    if public is not None and public.is_labelled:
+        drawn = public.draw_distorted(generator, rows + TEST_ROWS, strength)
+        return StandIn(
+            X=drawn.X[:rows],
+            y=drawn.y[:rows],
+            X_test=drawn.X[rows:],
+            expected=drawn.expected[rows:],
+            noise=drawn.noise,
+        )
+    spread = np.ones(dim)
+    if public is None:
+        variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
+        spread = np.sqrt(variance / variance.mean())
+        rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
+        coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
+    else:
+        coordinates = public.draw_features(generator, rows + TEST_ROWS)
     if facts.classes:
         outcome = _draw_classes(
             generator,
@@ -688,8 +771,12 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
             strength=strength,
             rows=rows,
         )
-    X = (outcome.coordinates * spread) @ rotation.T
-    X /= np.sqrt(np.mean(X**2))
+    if public is None:
+        X = (outcome.coordinates * spread) @ rotation.T
+        X /= np.sqrt(np.mean(X**2))
+    else:
+        X = public.scaled_features(outcome.coordinates)
+        X = np.clip(X, -SCALED_LIMIT, SCALED_LIMIT)
     return StandIn(
         X=X[:rows],
         y=outcome.y[:rows],
@@ -801,14 +888,11 @@ def expect(
     Returns:
         What the settings reach on average over the stand-ins, in their order.
     """
-    scaled = [
-        replace(candidate, step_size=candidate.step_size * facts.rows_ratio)
-        for candidate in settings
-    ]
+    scaled = [_for_stand_in(facts, candidate) for candidate in settings]
     groups = _chain_groups(scaled)
     affordable = STAND_IN_NUMBERS // (facts.rows * facts.features)
     stand_ins = int(np.clip(affordable, 1, max_stand_ins))
-    strengths = STRENGTHS[facts.classes > 0] * stand_ins
+    strengths = facts.strengths * stand_ins
     scores = np.zeros((len(strengths), len(settings), 3))
     shared_plans = _SharedPlans()
     parts_done = 0
@@ -834,6 +918,18 @@ def expect(
         has_classes=facts.classes > 0,
         cap_fractions=[fraction_of_chain[_chain_of(candidate)] for candidate in scaled],
     )
+
+
+def _for_stand_in(facts: Facts, settings: Settings) -> Settings:
+    """Return settings for a stand-in, which may have fewer rows than the table.
+
+    Steps are longer by as much; a prior that weighs as much as some of the rows is
+    wider, so that it weighs as much as that fraction of the stand-in's.
+    """
+    scaled = replace(settings, step_size=settings.step_size * facts.rows_ratio)
+    if facts.prior_mean is None:
+        return scaled
+    return replace(scaled, prior_std=settings.prior_std * facts.rows_ratio**0.5)
 
 
 def _chain_of(candidate: Settings) -> Settings:
@@ -1053,10 +1149,11 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     if is_repeatable and facts in _chosen:
         return list(_chosen[facts])
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
-    if facts.features**2 * facts.devices <= MAX_MOMENTS:
-        best = _eligible(facts, ranked)[0]
-        whitened = neighbouring_settings(replace(best.settings, whiten=True))
-        ranked = _sorted(ranked + expect(facts, whitened))
+    is_free = facts.public is not None
+    if is_free or facts.features**2 * facts.devices <= MAX_MOMENTS:
+        best = _eligible(facts, ranked)[0].settings
+        turned = neighbouring_settings(replace(best, whiten=not best.whiten))
+        ranked = _sorted(ranked + expect(facts, turned))
     cold = with_colder_burn_in(_eligible(facts, ranked)[0])
     if cold:
         ranked = _sorted(ranked + expect(facts, cold))
