@@ -27,6 +27,7 @@ from wflmc.apps.tables.public import (
     PublicRows,
     check_distinct,
     learn_public_rows,
+    public_arrays,
 )
 from wflmc.apps.tables.scaling import (
     SCALED_LIMIT,
@@ -57,7 +58,6 @@ from wflmc.planning import Plan
 from wflmc.posterior.inputs import (
     Names,
     as_classes,
-    check_data,
     class_names,
     with_intercept,
 )
@@ -65,7 +65,7 @@ from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.releases import Array, ReleaseChannel, ideal_link
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import NotCovered
-from wflmc.support.errors import Fault, InputError, renamed_keys, without_data
+from wflmc.support.errors import InputError, renamed_keys, without_data
 from wflmc.support.keys import digest, host_generator, named, secret_key
 
 if TYPE_CHECKING:
@@ -425,16 +425,9 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """
         if self.public is None:
             return None
-        features, labels = _public_arrays(self.public, X.shape[1])
-        y: np.ndarray | None = None
-        if labels is not None:
-            with renamed_keys({"data": "public"}):
-                _, y = check_data(features, labels) if not target.classes else (
-                    features,
-                    as_classes(labels, target.classes),
-                )
-        check_distinct(features, y, X, outcomes)
-        return learn_public_rows(features, y, len(target.classes))
+        examples = public_arrays(self.public, X.shape[1], target.classes)
+        check_distinct(*examples, X, outcomes)
+        return learn_public_rows(*examples, len(target.classes))
 
     def _scaling(
         self,
@@ -1056,31 +1049,6 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     def _row_scores(self, trace: Trace, rows: _ScaledRows) -> Array:
         relative = _residuals(trace, rows) / MAX_COMPARED_RESIDUAL
         return 1 - np.minimum(relative**2, 1.0)
-
-
-def _public_arrays(
-    public: PublicExamples, features: int
-) -> tuple[Array, np.ndarray | None]:
-    """Return public rows and their labels as arrays.
-
-    Args:
-        public: as it was passed.
-        features: d, of the private rows.
-    """
-    requirement = "(X, y) of public rows, with y = None where they have no labels"
-    if not isinstance(public, tuple | list) or len(public) != 2:
-        raise InputError("public", public, requirement)
-    X, y = public
-    labels = None if y is None else np.asarray(y)
-    with renamed_keys({"data": "public"}):
-        rows, _ = check_data(X, np.zeros(np.shape(X)[:1]))
-    if rows.shape[1] != features:
-        problem = Fault(f"has rows of {rows.shape[1]} features")
-        raise InputError("public", problem, f"rows of {features} features")
-    if labels is not None and labels.shape != (len(rows),):
-        problem = Fault(f"has labels of shape {labels.shape}")
-        raise InputError("public", problem, f"labelled row by row, [{len(rows)}]")
-    return rows.astype(float), labels
 
 
 def _open_account(promise: Privacy, devices: int, path: LedgerPath) -> _Account:

@@ -6,8 +6,10 @@ prior. They also have laws that private rows might follow: settings are tried on
 drawn from these. All of this is free, as no private row is looked at.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise, product
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -18,10 +20,10 @@ from sklearn.covariance import ledoit_wolf
 
 from wflmc.apps.tables.scaling import SCALED_LIMIT, Scaling
 from wflmc.posterior import gaussian_regression, softmax_regression, whitening
-from wflmc.posterior.inputs import with_intercept
+from wflmc.posterior.inputs import Names, as_classes, check_data, with_intercept
 from wflmc.posterior.regression import Regression
 from wflmc.privacy.releases import Array
-from wflmc.support.errors import Fault, InputError, without_data
+from wflmc.support.errors import Fault, InputError, renamed_keys, without_data
 from wflmc.support.keys import digest
 
 PublicExamples: TypeAlias = tuple[ArrayLike, ArrayLike | None]
@@ -54,6 +56,8 @@ z is standard normal. They are moved by 0.5 z standard deviations too.
 """
 MAX_FLIPPED_FRACTION = 0.3
 """Fraction of the public labels that count as wrong where a table is fully distorted."""
+MIN_UNFLIPPED_SHARE = 0.05
+"""Least share of a class without flipped labels, over its share among public labels."""
 COEFFICIENT_DRIFT = 0.5
 """Parameters of a fully distorted table differ from the prior's mean by this factor.
 
@@ -93,8 +97,10 @@ class PublicRows:
         prior_mean: θ₀[m], the mode on these rows, for scaled features and a constant;
             for C classes m = C (d + 1), class after class. None without labels.
         shares: of every class among the rows; empty for numbers and without labels.
-        doubt: standard deviation of what the rows leave open about each parameter of
-            whitened features.
+        whitens: whether rows that were left out are predicted better with a prior on
+            the parameters of whitened features than on those of scaled ones.
+        doubt: standard deviation of what the rows leave open about each parameter, in
+            the coordinates of the prior.
         noise: variance of a scaled target about its mean; 0 for classes.
         name: a digest of the rows and their labels.
     """
@@ -106,6 +112,7 @@ class PublicRows:
     name: str
     prior_mean: Array | None = None
     shares: tuple[float, ...] = ()
+    whitens: bool = True
     doubt: float = 0.0
     noise: float = 0.0
 
@@ -113,6 +120,18 @@ class PublicRows:
     def is_labelled(self) -> bool:
         """Whether the rows have labels or targets, so that the prior has a mean."""
         return self.prior_mean is not None
+
+    @property
+    def directions(self) -> Array:
+        """How far whitened features reach in the coordinates of the prior, [d, d].
+
+        The identity where these are whitened; else scaled features are whitened ones
+        times this matrix.
+        """
+        features = self.Z.shape[1]
+        if self.whitens:
+            return np.eye(features)
+        return np.asarray(np.linalg.inv(self.root[:features, :features]))
 
     @property
     def feature_scaling(self) -> Scaling:
@@ -166,18 +185,33 @@ class PublicRows:
         whitened = drawn @ self.root[:features, :features]
         return np.asarray((1 - bandwidth**2) ** 0.5 * whitened + bandwidth * noise)
 
-    def scaled_features(self, whitened: Array) -> Array:
-        """Return scaled features, [n, d], of whitened ones."""
+    def scaled_features(
+        self, generator: np.random.Generator, whitened: Array, distortion: float
+    ) -> Array:
+        """Return whitened features as private ones will be scaled: by public rows.
+
+        Args:
+            generator: of the units of the columns.
+            whitened: [n, d].
+            distortion: how far columns are in other units than public ones, 0 to 1.
+
+        Returns:
+            [n, d], within the limit of scaled values.
+        """
         features = whitened.shape[1]
         root = self.root[:features, :features]
-        return np.asarray(np.linalg.solve(root.T, whitened.T).T)
+        reach = COLUMN_DISTORTION * distortion
+        factor = np.exp(reach * generator.standard_normal(features))
+        shift = reach * generator.standard_normal(features)
+        X = factor * np.linalg.solve(root.T, whitened.T).T + shift
+        return np.asarray(np.clip(X, -SCALED_LIMIT, SCALED_LIMIT))
 
     def draw_distorted(
         self, generator: np.random.Generator, count: int, distortion: float
     ) -> DrawnRows:
         """Draw rows of a law that differs from what the public rows say.
 
-        Parameters of whitened features are drawn about the prior's mean, as far as the
+        Parameters are drawn about the prior's mean, in its coordinates, as far as the
         public rows leave them open (`doubt`). With distortion, they drift further;
         public labels count as flipped at random, so that coefficients are larger than
         they seem; and columns are in other units than public ones.
@@ -191,34 +225,85 @@ class PublicRows:
             Rows that are scaled as private ones will be: by the public scales.
         """
         assert self.prior_mean is not None
-        features = self.Z.shape[1]
         groups = max(1, self.classes)
-        mean = np.linalg.solve(self.root.T, self.prior_mean.reshape(groups, -1).T).T
+        mean = self.prior_mean.reshape(groups, -1)
+        if self.whitens:
+            mean = np.linalg.solve(self.root.T, mean.T).T
         law = mean.copy()
         if self.classes:
             flipped = MAX_FLIPPED_FRACTION * distortion * generator.random()
-            law[:, :-1] /= 1 - 2 * flipped
+            law = self._unflipped(law, flipped)
         size = float(np.sqrt(np.mean(mean**2)))
         spread = np.hypot(self.doubt, COEFFICIENT_DRIFT * distortion * size)
         law += spread * generator.standard_normal(law.shape)
         whitened = self.draw_features(generator, count)
-        means = with_intercept(whitened) @ law.T
+        means = with_intercept(whitened @ self.directions) @ law.T
         expected = softmax(means, axis=1) if self.classes else means[:, 0]
         if self.classes:
             uniform = generator.random((count, 1))
             y = (uniform > np.cumsum(expected, axis=1)[:, :-1]).sum(1)
         else:
             y = expected + self.noise**0.5 * generator.standard_normal(count)
-        reach = COLUMN_DISTORTION * distortion
-        factor = np.exp(reach * generator.standard_normal(features))
-        shift = reach * generator.standard_normal(features)
-        X = factor * self.scaled_features(whitened) + shift
-        return DrawnRows(
-            X=np.clip(X, -SCALED_LIMIT, SCALED_LIMIT),
-            y=y,
-            expected=expected,
-            noise=self.noise,
-        )
+        X = self.scaled_features(generator, whitened, distortion)
+        return DrawnRows(X, y, expected, noise=self.noise)
+
+
+    def _unflipped(self, law: Array, flipped: float) -> Array:
+        """Return parameters that flipped labels would have turned into others.
+
+        With a fraction f of labels replaced by any other, a class of share q is seen
+        with $q' = q(1 - f) + (1 - q) f/(C - 1)$, and coefficients seem smaller by the
+        factor $1 - f - f/(C - 1)$.
+
+        Args:
+            law: parameters of features and a constant, [C, d + 1].
+            flipped: f, below 1 − 1/C.
+        """
+        by_chance = flipped / (self.classes - 1)
+        remaining = 1 - flipped - by_chance
+        shares = np.asarray(self.shares)
+        unflipped = (shares - by_chance) / remaining
+        unflipped = np.maximum(unflipped, MIN_UNFLIPPED_SHARE * shares)
+        features = law[:, :-1] / remaining
+        constants = law[:, -1] + np.log(unflipped / shares)
+        return np.column_stack([features, constants])
+
+
+def public_arrays(
+    public: PublicExamples, features: int, names: Names
+) -> tuple[Array, np.ndarray | None]:
+    """Return public rows, and their labels, as `learn_public_rows` takes them.
+
+    Args:
+        public: features and labels as they were passed.
+        features: d, of the private rows.
+        names: the label of every class; empty where targets are numbers.
+
+    Returns:
+        Features, [n, d], and classes from 0 or targets, [n]; None without labels.
+
+    Raises:
+        InputError: they are not finite numbers, of other shapes, or labelled by none of
+            the names.
+    """
+    if not isinstance(public, tuple | list) or len(public) != 2:
+        requirement = "(X, y) of public rows, with y = None where they have no labels"
+        raise InputError("public", public, requirement)
+    X, labels = public
+    count = len(np.atleast_1d(np.asarray(X)))
+    if labels is not None and np.shape(labels) != (count,):
+        problem = Fault(f"has labels of shape {np.shape(labels)}")
+        raise InputError("public", problem, f"labelled row by row, [{count}]")
+    with renamed_keys({"data": "public"}):
+        is_number = labels is not None and not names
+        rows, targets = check_data(X, labels if is_number else np.zeros(count))
+        y: np.ndarray | None = None
+        if labels is not None:
+            y = as_classes(labels, names) if names else targets
+    if rows.shape[1] != features:
+        problem = Fault(f"has rows of {rows.shape[1]} features")
+        raise InputError("public", problem, f"rows of {features} features")
+    return rows.astype(float), y
 
 
 def learn_public_rows(X: Array, y: np.ndarray | None, classes: int) -> PublicRows:
@@ -235,12 +320,18 @@ def learn_public_rows(X: Array, y: np.ndarray | None, classes: int) -> PublicRow
         best.
 
     Raises:
-        InputError: there are not two rows, or they are not finite.
+        InputError: there are not two rows, or all of them have one label.
     """
-    _check_rows(X, y, classes)
-    columns = X if y is None or classes else np.column_stack([X, y])
-    scaling = _scaling(columns)
+    if len(X) < 2:
+        raise InputError("public", Fault("has one row"), "at least two rows")
+    if y is not None and np.unique(y).size < 2:
+        problem = Fault("has one class only" if classes else "has one target only")
+        requirement = "labelled by different values, or not labelled at all"
+        raise InputError("public", problem, requirement)
     features = X.shape[1]
+    scaling = _scaling(X, groups=())
+    if y is not None and not classes:
+        scaling = _scaling(np.column_stack([X, y]), groups=(features,))
     Z = Scaling(scaling.center[:features], scaling.scale[:features])(X)
     name = digest(X) if y is None else digest(X, y)
     unlabelled = PublicRows(Z, scaling, root=_root(Z), classes=classes, name=name)
@@ -299,33 +390,28 @@ def parameters_at_shares(shares: ArrayLike, features: int) -> Array:
     return parameters.ravel()
 
 
-def _check_rows(X: Array, y: np.ndarray | None, classes: int) -> None:
-    """Refuse public rows of which nothing can be learned."""
-    if X.ndim != 2 or len(X) < 2:
-        requirement = "at least two public rows, [n, d]"
-        raise InputError("public", f"rows of shape {X.shape}", requirement)
-    if y is not None and np.shape(y) != (len(X),):
-        requirement = f"one for each of {len(X)} public rows"
-        raise InputError("public", f"labels of shape {np.shape(y)}", requirement)
-    is_number = y is not None and not classes
-    if not np.isfinite(X).all() or (is_number and not np.isfinite(y).all()):
-        raise InputError("public", Fault("has values that are nan"), "finite rows")
-    if y is not None and np.unique(y).size < 2:
-        problem = Fault("has one class only" if classes else "has one target only")
-        raise InputError("public", problem, "labelled by different values, or not at all")
+def _scaling(columns: Array, groups: tuple[int, ...]) -> Scaling:
+    """Return scales as a release has them: ranges, by the spread within all of them.
 
-
-def _scaling(columns: Array) -> Scaling:
-    """Return means and standard deviations; columns that are constant keep their unit.
+    A column that is seldom other than zero, such as a rare category, is not stretched
+    further than others of its range. Columns that are constant keep their unit.
 
     Args:
         columns: [n, d].
+        groups: where a group of columns begins that has a spread of its own.
     """
     center = columns.mean(0)
-    deviation = columns.std(0)
-    size = np.maximum(np.abs(center), 1.0)
-    is_constant = deviation <= CONSTANT_COLUMN * np.abs(columns).max(0)
-    return Scaling(center, np.where(is_constant, size, deviation))
+    half_width = np.ptp(columns, axis=0) / 2
+    size = np.abs(columns).max(0)
+    is_constant = half_width <= CONSTANT_COLUMN * size
+    half_width = np.where(is_constant, np.maximum(size, 1.0), half_width)
+    spread = np.ones(len(center))
+    for first, end in pairwise([0, *groups, len(center)]):
+        varying = np.flatnonzero(~is_constant[first:end]) + first
+        if varying.size:
+            in_range = columns[:, varying].std(0) / half_width[varying]
+            spread[first:end] = np.sqrt(np.mean(in_range**2))
+    return Scaling(center, half_width * spread)
 
 
 def _root(Z: Array) -> Array:
@@ -354,30 +440,24 @@ def _with_prior_mean(public: PublicRows, outcomes: np.ndarray) -> PublicRows:
     if public.classes:
         counts = np.bincount(outcomes, minlength=public.classes) + 0.5
         shares = tuple((counts / counts.sum()).tolist())
-    fit = partial(_mode, root=public.root, shares=shares)
-    generator = np.random.default_rng(0)
-    folded = generator.permutation(count)[:MAX_FOLDED_ROWS]
-    fold = np.arange(folded.size) % min(FOLDS, count)
     widths = [spread / (features + 1) ** 0.5 for spread in PRIOR_PREDICTIONS]
-    losses = np.zeros(len(widths))
-    for index, width in enumerate(widths):
-        for number in range(fold.max() + 1):
-            fitted = folded[fold != number]
-            tested = folded[fold == number]
-            theta = fit(public.Z[fitted], outcomes[fitted], width=width)
-            losses[index] += _total_loss(
-                theta, public.Z[tested], outcomes[tested], public.classes
-            )
-    width = widths[int(losses.argmin())]
-    mean_loss = float(losses.min()) / folded.size
-    theta = fit(public.Z, outcomes, width=width)
+    fits = {
+        (whitens, width): partial(
+            _mode, root=public.root if whitens else None, shares=shares, width=width
+        )
+        for whitens, width in product((True, False), widths)
+    }
+    losses = {case: _left_out_loss(public, outcomes, fit) for case, fit in fits.items()}
+    best = min(losses, key=lambda case: losses[case])
+    whitens, width = best
+    theta = fits[best](public.Z, outcomes)
     noise = 0.0
     if public.classes:
         logits = with_intercept(public.Z) @ theta.reshape(public.classes, -1).T
         squares = (softmax(logits, axis=1) ** 2).sum(1)
         curvature = float(1 - squares.mean()) / (public.classes - 1)
     else:
-        noise = float(np.clip(mean_loss, MIN_CURVATURE, 1.0))
+        noise = float(np.clip(losses[best], MIN_CURVATURE, 1.0))
         curvature = 1 / noise
     known = count * max(curvature, MIN_CURVATURE) + width**-2
     return PublicRows(
@@ -388,16 +468,42 @@ def _with_prior_mean(public: PublicRows, outcomes: np.ndarray) -> PublicRows:
         name=public.name,
         prior_mean=theta,
         shares=shares,
+        whitens=whitens,
         doubt=known**-0.5,
         noise=noise,
     )
+
+
+def _left_out_loss(
+    public: PublicRows,
+    outcomes: np.ndarray,
+    fit: Callable[[Array, np.ndarray], Array],
+) -> float:
+    """Return the mean loss on rows that are predicted by a fit to other ones.
+
+    Args:
+        public: rows, of which some thousands count.
+        outcomes: classes from 0, or scaled targets, [n].
+        fit: from rows and their outcomes to parameters.
+    """
+    count = len(public.Z)
+    generator = np.random.default_rng(0)
+    folded = generator.permutation(count)[:MAX_FOLDED_ROWS]
+    fold = np.arange(folded.size) % min(FOLDS, count)
+    loss = 0.0
+    for number in range(fold.max() + 1):
+        fitted = folded[fold != number]
+        tested = folded[fold == number]
+        theta = fit(public.Z[fitted], outcomes[fitted])
+        loss += _total_loss(theta, public.Z[tested], outcomes[tested], public.classes)
+    return loss / folded.size
 
 
 def _mode(
     Z: Array,
     outcomes: np.ndarray,
     *,
-    root: Array,
+    root: Array | None,
     shares: tuple[float, ...],
     width: float,
 ) -> Array:
@@ -406,7 +512,7 @@ def _mode(
     Args:
         Z: scaled features, [n, d].
         outcomes: classes from 0, or scaled targets, [n].
-        root: W, in whose coordinates the prior is; its mean has the odds of the classes.
+        root: W, in whose coordinates the prior is; None: on the parameters.
         shares: of the classes; empty for numbers.
         width: standard deviation of the prior.
     """
@@ -428,7 +534,9 @@ def _mode(
         model = gaussian_regression(
             key, 1, X=Z, y=outcomes, intercept=True, prior_std=width
         )
-    return np.asarray(model.whitened(root, "whitened").mode, dtype=float)
+    if root is not None:
+        model = model.whitened(root, "whitened")
+    return np.asarray(model.mode, dtype=float)
 
 
 def _total_loss(

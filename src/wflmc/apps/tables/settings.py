@@ -24,7 +24,6 @@ from wflmc.apps.tables.public import (
     PublicRows,
     parameters_at_shares,
 )
-from wflmc.apps.tables.scaling import SCALED_LIMIT
 from wflmc.channel import Link
 from wflmc.evaluation.scores import expected_calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
@@ -101,7 +100,9 @@ noise.
 DISTORTIONS = (0.0, 0.5, 1.0)
 """How far tables differ from public labelled rows that they are drawn from.
 
-On undistorted tables alone the narrowest prior would always win.
+On undistorted tables alone the narrowest prior would always win. As many stand-ins have
+laws of their own, and features in other units than public ones: there, the mean of the
+prior misleads.
 """
 VARIANCE_DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−VARIANCE_DECAY."""
@@ -250,13 +251,6 @@ class Facts(NamedTuple):
         return None if self.public is None else self.public.prior_mean
 
     @property
-    def strengths(self) -> tuple[float, ...]:
-        """By what the tables differ that settings are tried on; see `stand_in`."""
-        if self.prior_mean is not None:
-            return DISTORTIONS
-        return STRENGTHS[self.classes > 0]
-
-    @property
     def class_shares(self) -> Array:
         """The share of every class among the rows, [C]; 1/C each if none are public."""
         if self.shares:
@@ -389,7 +383,7 @@ def _candidate_axes(facts: Facts) -> _CandidateAxes:
         prior_stds = [spread / facts.row_norm for spread in PRIORS]
         return _CandidateAxes(prior_stds, CLIPS, TRAVELS, whiten=False)
     prior_stds = [public.prior_std(facts.rows, weight) for weight in PRIOR_WEIGHTS]
-    return _CandidateAxes(prior_stds, PUBLIC_CLIPS, PUBLIC_TRAVELS, whiten=True)
+    return _CandidateAxes(prior_stds, PUBLIC_CLIPS, PUBLIC_TRAVELS, public.whitens)
 
 
 def neighbouring_settings(settings: Settings) -> list[Settings]:
@@ -738,28 +732,23 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
     public = facts.public
     generator = np.random.default_rng([seed, dim, facts.classes])
     rows = min(facts.rows, MAX_STAND_IN_ROWS)
-    if public is not None and public.is_labelled:
-        drawn = public.draw_distorted(generator, rows + TEST_ROWS, strength)
-        return StandIn(
-            X=drawn.X[:rows],
-            y=drawn.y[:rows],
-            X_test=drawn.X[rows:],
-            expected=drawn.expected[rows:],
-            noise=drawn.noise,
-        )
-    spread = np.ones(dim)
+    directions = np.eye(dim)
     if public is None:
         variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
         spread = np.sqrt(variance / variance.mean())
         rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
         coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
+        weighted = coordinates * spread**2
     else:
+        directions = public.directions
         coordinates = public.draw_features(generator, rows + TEST_ROWS)
+        weighted = coordinates @ directions
     if facts.classes:
         outcome = _draw_classes(
             generator,
             facts=facts,
             coordinates=coordinates,
+            directions=directions,
             strength=strength,
             rows=rows,
         )
@@ -767,7 +756,7 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         outcome = _draw_targets(
             generator,
             coordinates=coordinates,
-            spread=spread,
+            weighted=weighted,
             strength=strength,
             rows=rows,
         )
@@ -775,8 +764,8 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         X = (outcome.coordinates * spread) @ rotation.T
         X /= np.sqrt(np.mean(X**2))
     else:
-        X = public.scaled_features(outcome.coordinates)
-        X = np.clip(X, -SCALED_LIMIT, SCALED_LIMIT)
+        distortion = 1.0 if public.is_labelled else 0.0
+        X = public.scaled_features(generator, outcome.coordinates, distortion)
     return StandIn(
         X=X[:rows],
         y=outcome.y[:rows],
@@ -784,6 +773,50 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         expected=outcome.expected,
         noise=outcome.noise,
     )
+
+
+def distorted_table(facts: Facts, distortion: float, seed: int) -> StandIn:
+    """Draw a table of a law that is near to what public labelled rows say.
+
+    Args:
+        facts: the size of the table, and the public rows.
+        distortion: how far from what they say, 0 to 1; see
+            `PublicRows.draw_distorted`.
+        seed: of the draw.
+
+    Returns:
+        As many rows as `stand_in` does.
+    """
+    public = facts.public
+    assert public is not None  # it has labels
+    generator = np.random.default_rng([seed, facts.features, facts.classes])
+    rows = min(facts.rows, MAX_STAND_IN_ROWS)
+    drawn = public.draw_distorted(generator, rows + TEST_ROWS, distortion)
+    return StandIn(
+        X=drawn.X[:rows],
+        y=drawn.y[:rows],
+        X_test=drawn.X[rows:],
+        expected=drawn.expected[rows:],
+        noise=drawn.noise,
+    )
+
+
+def _tables(facts: Facts, stand_ins: int) -> list[Callable[[int], StandIn]]:
+    """Return functions that draw the tables to try settings on, from a seed each.
+
+    Args:
+        facts: of the table.
+        stand_ins: of each kind.
+    """
+    by_strength = [
+        partial(stand_in, facts, strength) for strength in STRENGTHS[facts.classes > 0]
+    ]
+    if facts.prior_mean is None:
+        return by_strength * stand_ins
+    by_distortion = [
+        partial(distorted_table, facts, distortion) for distortion in DISTORTIONS
+    ]
+    return (by_distortion + by_strength) * math.ceil(stand_ins / 2)
 
 
 @without_data
@@ -807,6 +840,7 @@ def _draw_classes(
     generator: np.random.Generator,
     facts: Facts,
     coordinates: Array,
+    directions: Array,
     strength: float,
     rows: int,
 ) -> _DrawnOutcome:
@@ -816,13 +850,14 @@ def _draw_classes(
         generator: of the stand-in.
         facts: of the table.
         coordinates: of all rows, [N + n, d].
+        directions: by which clusters may be further apart in some, [d, d].
         strength: as of `stand_in`.
         rows: N.
     """
     classes = facts.classes
     shares = facts.class_shares
     y = generator.choice(classes, size=len(coordinates), p=shares)
-    center = generator.standard_normal((classes, coordinates.shape[1]))
+    center = generator.standard_normal((classes, coordinates.shape[1])) @ directions
     center -= center.mean(0)
     mean_square = np.mean((center**2).sum(1))
     # Of two centres, the root mean square over all pairs.
@@ -840,7 +875,7 @@ def _draw_classes(
 def _draw_targets(
     generator: np.random.Generator,
     coordinates: Array,
-    spread: Array,
+    weighted: Array,
     strength: float,
     rows: int,
 ) -> _DrawnOutcome:
@@ -851,12 +886,12 @@ def _draw_targets(
     Args:
         generator: of the stand-in.
         coordinates: of all rows, [N + n, d].
-        spread: of the features in these directions, [d].
+        weighted: the coordinates, longer where targets depend on them more.
         strength: as of `stand_in`.
         rows: N.
     """
     slope = generator.standard_normal(coordinates.shape[1])
-    mean = (coordinates * spread**2) @ slope
+    mean = weighted @ slope
     noise = 1 / (1 + strength**2)
     mean *= (1 - noise) ** 0.5 / mean.std()
     y = mean + noise**0.5 * generator.standard_normal(len(coordinates))
@@ -892,17 +927,17 @@ def expect(
     groups = _chain_groups(scaled)
     affordable = STAND_IN_NUMBERS // (facts.rows * facts.features)
     stand_ins = int(np.clip(affordable, 1, max_stand_ins))
-    strengths = facts.strengths * stand_ins
-    scores = np.zeros((len(strengths), len(settings), 3))
+    tables = _tables(facts, stand_ins)
+    scores = np.zeros((len(tables), len(settings), 3))
     shared_plans = _SharedPlans()
     parts_done = 0
-    for seed, strength in enumerate(strengths):
+    for seed, draw_table in enumerate(tables):
         experiment = _Experiment(
             facts=facts._replace(
                 rows=min(facts.rows, MAX_STAND_IN_ROWS),
                 devices=min(facts.devices, MAX_STAND_IN_ROWS),
             ),
-            table=stand_in(facts, strength, seed),
+            table=draw_table(seed),
             key=jax.random.key(seed),
             shared_plans=shared_plans,
         )
@@ -910,7 +945,7 @@ def expect(
             experiment.score(group, candidates=scaled, scores=scores[seed])
             parts_done += 1
             if progress is not None:
-                progress(parts_done, len(strengths) * len(groups))
+                progress(parts_done, len(tables) * len(groups))
     fraction_of_chain = shared_plans.cap_fractions()
     return _averaged(
         settings,
@@ -1149,11 +1184,13 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     if is_repeatable and facts in _chosen:
         return list(_chosen[facts])
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
+    # Labelled public rows have said already which coordinates suit.
     is_free = facts.public is not None
-    if is_free or facts.features**2 * facts.devices <= MAX_MOMENTS:
-        best = _eligible(facts, ranked)[0].settings
-        turned = neighbouring_settings(replace(best, whiten=not best.whiten))
-        ranked = _sorted(ranked + expect(facts, turned))
+    is_affordable = is_free or facts.features**2 * facts.devices <= MAX_MOMENTS
+    if is_affordable and facts.prior_mean is None:
+        best = _eligible(facts, ranked)[0]
+        whitened = neighbouring_settings(replace(best.settings, whiten=True))
+        ranked = _sorted(ranked + expect(facts, whitened))
     cold = with_colder_burn_in(_eligible(facts, ranked)[0])
     if cold:
         ranked = _sorted(ranked + expect(facts, cold))
