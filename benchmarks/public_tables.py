@@ -175,7 +175,9 @@ def show(name: str, epsilon: float, measured: list[dict[str, Scores]]) -> None:
     for arm in ARMS[1:]:
         widths = [scores[arm]["prior_width"] for scores in measured]
         distances = [scores[arm]["prior_distance"] for scores in measured]
-        shown = f"{np.mean(widths):.2f}; distance from its mean {np.mean(distances):.2f}"
+        shown = (
+            f"{np.mean(widths):.2f}; distance from its mean {np.mean(distances):.2f}"
+        )
         print(f"  {arm:14} width of the prior over its floor {shown}", flush=True)
 
 
@@ -193,7 +195,9 @@ def main(arguments: list[str]) -> None:
     written: dict[str, list[dict[str, Scores]]] = {}
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         pending = {
-            case: [pool.submit(measure, *case, number) for number in range(options.splits)]
+            case: [
+                pool.submit(measure, *case, number) for number in range(options.splits)
+            ]
             for case in cases
         }
         for (name, epsilon), jobs in pending.items():

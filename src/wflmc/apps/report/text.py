@@ -441,8 +441,8 @@ def fit_lines(fit: FitFile) -> list[str]:
 
     Returns:
         Lines for a terminal: the size of the table, what public rows gave if there were
-        any, scores on held-out rows if there are any, ε with what each part has cost, what more data or ε would be worth on a
-        stand-in, and what ε does not cover.
+        any, scores on held-out rows if there are any, ε with what each part has cost,
+        what more data or ε would be worth on a stand-in, and what ε does not cover.
     """
     lines = [_size_line(fit)]
     lines += _public_lines(fit)

@@ -124,6 +124,8 @@ def make_schema(
             schema = _with_inferred_classes(labelled, schema)
         if is_labelled:
             schema = _with_taken(schema, content)
+    if public is not None:
+        _check_public_kinds(frame, public, features, of_columns)
     with of_public_rows(public):
         described = frame if public is None else public
         read = _with_columns(described, schema, features, of_columns)
@@ -173,13 +175,44 @@ def _check_public_columns(
         requirement = "a table with all features of the private one"
         raise InputError("public", Fault(problem), requirement)
     roles = (schema.target, schema.device, schema.id)
-    known = {*features, *roles}
-    unknown = [name for name in public.columns if name not in known]
+    expected = {*features, *roles}
+    unknown = [name for name in public.columns if name not in expected]
     if unknown:
         names = listed_names([repr(name) for name in unknown])
         problem = f"has a column that the private table lacks: {names}"
         requirement = "a table with the same columns, by name"
         raise InputError("public", Fault(problem), requirement)
+
+
+def _check_public_kinds(
+    frame: DataFrame,
+    public: DataFrame,
+    features: Sequence[str],
+    of_columns: Mapping[str, Declarations],
+) -> None:
+    """Refuse names among public rows where the table has numbers.
+
+    None of the numbers would be a category, so that the column would be lost. Names in
+    a column of public numbers are refused where the table is encoded.
+
+    Args:
+        frame: the private table.
+        public: the public one.
+        features: names of the columns of features.
+        of_columns: what is declared of some of them.
+    """
+    for name in features:
+        if _declared_kind(of_columns.get(name, {})) is not None:
+            continue
+        key = f"column {name!r}"
+        with of_public_rows(public):
+            described = infer_kind(public[name], key, is_typed=_is_typed(public))
+        if described.kind == "numeric":
+            continue
+        if infer_kind(frame[name], key, is_typed=_is_typed(frame)).kind == "numeric":
+            problem = "has numbers in the table and names among public rows"
+            requirement = "of one kind in both, or declared in the schema"
+            raise InputError(key, Fault(problem), requirement)
 
 
 def _with_taken(schema: Schema, content: Mapping[str, object]) -> Schema:

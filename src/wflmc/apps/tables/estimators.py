@@ -441,11 +441,15 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """Return scales of all columns, those that public rows have without a cost."""
         if public is None:
             return self._release_scaling(key, promise, columns, owner, account)
-        known = len(public.scaling.center)
-        if known == columns.rows.shape[1]:
+        scaled_columns = len(public.scaling.center)
+        if scaled_columns == columns.rows.shape[1]:
             return public.scaling
         # The target of a regression is left, which public rows without labels lack.
-        target = _Columns(columns.rows[:, known:], columns.ranges[known:], groups=())
+        target = _Columns(
+            rows=columns.rows[:, scaled_columns:],
+            ranges=columns.ranges[scaled_columns:],
+            groups=(),
+        )
         paid = self._release_scaling(key, promise, target, owner, account)
         return Scaling(
             center=np.append(public.scaling.center, paid.center),

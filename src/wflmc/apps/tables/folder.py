@@ -45,7 +45,7 @@ from wflmc.apps.tables.schema import Missing, Schema, Task, read_schema
 from wflmc.apps.tables.settings import Facts, promise_of, value_of_more
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
-from wflmc.posterior.inputs import Names, as_classes
+from wflmc.posterior.inputs import Names, as_classes, class_names
 from wflmc.runs.documents import (
     Bins,
     ClassScores,
@@ -261,9 +261,9 @@ def facts_of(request: FitRequest) -> Facts:
         link=request.link,
     )
     if table.public is not None:
-        names: Names = tuple(classes)
+        names: Names = class_names((), classes) if classes else ()
         examples = public_arrays(table.public, features, names)
-        public = learn_public_rows(*examples, len(names))
+        public = learn_public_rows(*examples, len(classes))
         return facts._replace(public=public, shares=public.shares)
     budget = float(promise.budget(1)[0])
     units = rows if request.unit == "record" else devices

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import log_softmax, softmax
 from sklearn.covariance import ledoit_wolf
 
@@ -226,9 +226,9 @@ class PublicRows:
         """
         assert self.prior_mean is not None
         groups = max(1, self.classes)
-        mean = self.prior_mean.reshape(groups, -1)
+        mean: Array = self.prior_mean.reshape(groups, -1)
         if self.whitens:
-            mean = np.linalg.solve(self.root.T, mean.T).T
+            mean = np.asarray(np.linalg.solve(self.root.T, mean.T).T, dtype=float)
         law = mean.copy()
         if self.classes:
             flipped = MAX_FLIPPED_FRACTION * distortion * generator.random()
@@ -247,13 +247,12 @@ class PublicRows:
         X = self.scaled_features(generator, whitened, distortion)
         return DrawnRows(X, y, expected, noise=self.noise)
 
-
     def _unflipped(self, law: Array, flipped: float) -> Array:
         """Return parameters that flipped labels would have turned into others.
 
         With a fraction f of labels replaced by any other, a class of share q is seen
         with $q' = q(1 - f) + (1 - q) f/(C - 1)$, and coefficients seem smaller by the
-        factor $1 - f - f/(C - 1)$.
+        factor $1 - f - f/(C - 1)$, to first order and where odds are even.
 
         Args:
             law: parameters of features and a constant, [C, d + 1].
@@ -270,7 +269,7 @@ class PublicRows:
 
 
 def public_arrays(
-    public: PublicExamples, features: int, names: Names
+    public: object, features: int, names: Names
 ) -> tuple[Array, np.ndarray | None]:
     """Return public rows, and their labels, as `learn_public_rows` takes them.
 
@@ -294,12 +293,14 @@ def public_arrays(
     if labels is not None and np.shape(labels) != (count,):
         problem = Fault(f"has labels of shape {np.shape(labels)}")
         raise InputError("public", problem, f"labelled row by row, [{count}]")
+    y: np.ndarray | None = None
     with renamed_keys({"data": "public"}):
-        is_number = labels is not None and not names
-        rows, targets = check_data(X, labels if is_number else np.zeros(count))
-        y: np.ndarray | None = None
-        if labels is not None:
-            y = as_classes(labels, names) if names else targets
+        if labels is None or names:
+            rows, _ = check_data(X, np.zeros(count))
+        else:
+            rows, y = check_data(X, labels)
+        if labels is not None and names:
+            y = as_classes(labels, names)
     if rows.shape[1] != features:
         problem = Fault(f"has rows of {rows.shape[1]} features")
         raise InputError("public", problem, f"rows of {features} features")
@@ -360,9 +361,12 @@ def check_distinct(
     """
     if X.shape != private_X.shape:
         return
-    labels = [] if y is None else [np.unique(np.concatenate([y, private_y]))]
-    public_columns = [X, *(np.searchsorted(names, y) for names in labels)]
-    private_columns = [private_X, *(np.searchsorted(names, private_y) for names in labels)]
+    public_columns: list[np.ndarray] = [X]
+    private_columns: list[np.ndarray] = [private_X]
+    if y is not None:
+        names = np.unique(np.concatenate([y, private_y]))
+        public_columns.append(np.searchsorted(names, y)[:, None])
+        private_columns.append(np.searchsorted(names, private_y)[:, None])
     if np.array_equal(_sorted_rows(public_columns), _sorted_rows(private_columns)):
         requirement = "other rows than the table's, which are private"
         raise InputError("public", Fault("has the rows of the table"), requirement)
@@ -370,7 +374,7 @@ def check_distinct(
 
 def _sorted_rows(columns: list[np.ndarray]) -> Array:
     """Return rows of columns side by side, in the order of their values."""
-    rows = np.column_stack(columns).astype(float)
+    rows = np.hstack(columns).astype(float)
     return np.asarray(rows[np.lexsort(rows.T)])
 
 
@@ -459,7 +463,7 @@ def _with_prior_mean(public: PublicRows, outcomes: np.ndarray) -> PublicRows:
     else:
         noise = float(np.clip(losses[best], MIN_CURVATURE, 1.0))
         curvature = 1 / noise
-    known = count * max(curvature, MIN_CURVATURE) + width**-2
+    precision = count * max(curvature, MIN_CURVATURE) + width**-2
     return PublicRows(
         Z=public.Z,
         scaling=public.scaling,
@@ -469,7 +473,7 @@ def _with_prior_mean(public: PublicRows, outcomes: np.ndarray) -> PublicRows:
         prior_mean=theta,
         shares=shares,
         whitens=whitens,
-        doubt=known**-0.5,
+        doubt=precision**-0.5,
         noise=noise,
     )
 
@@ -539,9 +543,7 @@ def _mode(
     return np.asarray(model.mode, dtype=float)
 
 
-def _total_loss(
-    theta: Array, Z: Array, outcomes: np.ndarray, classes: int
-) -> float:
+def _total_loss(theta: Array, Z: Array, outcomes: np.ndarray, classes: int) -> float:
     """Return the sum of −log p(class), or of squared errors, over rows."""
     design = with_intercept(Z)
     if not classes:

@@ -801,7 +801,7 @@ def distorted_table(facts: Facts, distortion: float, seed: int) -> StandIn:
     )
 
 
-def _tables(facts: Facts, stand_ins: int) -> list[Callable[[int], StandIn]]:
+def _tables(facts: Facts, stand_ins: int) -> Sequence[Callable[[int], StandIn]]:
     """Return functions that draw the tables to try settings on, from a seed each.
 
     Args:
