@@ -100,9 +100,9 @@ noise.
 DISTORTIONS = (0.0, 0.5, 1.0)
 """How far tables differ from public labelled rows that they are drawn from.
 
-On undistorted tables alone the narrowest prior would always win. As many stand-ins have
-laws of their own, and features in other units than public ones: there, the mean of the
-prior misleads.
+On undistorted tables alone the narrowest prior would always win. For as many tables as
+of one distortion, the mean of the prior misleads: they are stand-ins of the largest of
+`STRENGTHS`, where a chain that stays at a wrong mean loses most.
 """
 VARIANCE_DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−VARIANCE_DECAY."""
@@ -808,15 +808,16 @@ def _tables(facts: Facts, stand_ins: int) -> Sequence[Callable[[int], StandIn]]:
         facts: of the table.
         stand_ins: of each kind.
     """
-    by_strength = [
-        partial(stand_in, facts, strength) for strength in STRENGTHS[facts.classes > 0]
-    ]
+    strengths = STRENGTHS[facts.classes > 0]
     if facts.prior_mean is None:
-        return by_strength * stand_ins
-    by_distortion = [
+        return [
+            partial(stand_in, facts, strength) for strength in strengths
+        ] * stand_ins
+    tables: list[Callable[[int], StandIn]] = [
         partial(distorted_table, facts, distortion) for distortion in DISTORTIONS
     ]
-    return (by_distortion + by_strength) * math.ceil(stand_ins / 2)
+    tables.append(partial(stand_in, facts, max(strengths)))
+    return tables * stand_ins
 
 
 @without_data
