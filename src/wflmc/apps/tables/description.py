@@ -136,7 +136,14 @@ def make_schema(
         with of_public_rows(public):
             outcomes(labelled, schema)
     encode(frame, schema)
-    outcomes(frame, schema)
+    try:
+        outcomes(frame, schema)
+    except InputError as error:
+        if not is_labelled or "classes" in content:
+            raise
+        reason = "classes are those of the public rows where the schema has none"
+        requirement = f"{error.requirement} ({reason})"
+        raise InputError(error.key, error.value, requirement) from None
     return schema
 
 

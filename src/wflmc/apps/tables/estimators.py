@@ -828,8 +828,8 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             labels of the private ones; y = None without labels. They scale and whiten
             features, labelled ones are the mean of the prior and the start of the
             chain, and settings are chosen on tables that are drawn from them. All of
-            this is free, and ε goes into sampling. Which rows are public must not be
-            decided by the private ones.
+            this is free, and ε goes into sampling; ranges of features are not needed.
+            Which rows are public must not be decided by the private ones.
         settings: None to choose on a stand-in; "private" to choose by private selection
             among the best of these; or `Settings`.
         random_state: None draws noise from the operating system's entropy; a number

@@ -88,6 +88,8 @@ class DrawnRows(NamedTuple):
 class PublicRows:
     """Public rows, scaled, and what follows from them.
 
+    Values of equal rows are equal, so that settings are chosen once for them.
+
     Args:
         Z: scaled features, [n, d].
         scaling: of the features, and behind them of a labelled target that is a number.
@@ -115,6 +117,14 @@ class PublicRows:
     whitens: bool = True
     doubt: float = 0.0
     noise: float = 0.0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PublicRows):
+            return NotImplemented
+        return (self.name, self.classes) == (other.name, other.classes)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.classes))
 
     @property
     def is_labelled(self) -> bool:
