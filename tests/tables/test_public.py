@@ -414,6 +414,21 @@ def test_from_two_files_to_predictions_and_a_page(call, files):
     assert json.loads(printed)["candidates"][0]["prior_std"] > 0
 
 
+def test_numbers_of_two_files(call, tmp_path):
+    for name, rows, seed in (("table", 200, 0), ("registry", 60, 1)):
+        X, y = draw_costs(rows, seed)
+        frame = pd.DataFrame(X, columns=["age", "bmi", "ratio"]).assign(cost=y)
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    options = ["--target", "cost", "--epsilon", "3", "--delta", "1e-5", "--seed", "0"]
+    options += ["--public", tmp_path / "registry.csv", "--out", tmp_path / "model"]
+    code, printed, errors = call("fit", tmp_path / "table.csv", *options, "--json")
+    assert code == 0, errors
+    document = json.loads(printed)
+    assert set(document["epsilon_by_part"]) == {"sampling", "noise scale"}
+    assert document["r2"] > 0.8
+    assert document["coverage_90"] > 0.7
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -411,6 +411,7 @@ def _estimator(
         link=request.link,
         target_range=schema.target_range,
         ranges=table.ranges,
+        public=table.public,
         settings=settings,
         random_state=request.seed,
     )
