@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from wflmc import PrivateClassifier, PrivateRegressor
 from wflmc.apps.tables import public as public_rows
@@ -237,7 +239,7 @@ def test_nothing_private_decides_how_public_rows_are_used():
     public = draw_patients(60, 1)
     fits = []
     for seed, swap in ((0, False), (5, True)):
-        X, y = draw_patients(150, seed)
+        X, y = draw_patients(200, seed)
         if swap:
             y = np.where(y == "yes", "no", "yes")
             X = 100 * X
@@ -253,6 +255,21 @@ def test_nothing_private_decides_how_public_rows_are_used():
     )
 
 
+def test_private_rows_outweigh_flipped_public_labels(monkeypatch):
+    if not FULL:
+        monkeypatch.setattr(chosen, "PUBLIC_CLIPS", (0.8,))
+        monkeypatch.setattr(chosen, "PRIOR_WEIGHTS", (0.1, 0.01))
+    X, y = draw_patients(count(1000, 2000), 0)
+    X_test, y_test = draw_patients(1000, 2)
+    public_X, public_y = draw_patients(60, 1)
+    flipped = np.where(public_y == "yes", "no", "yes")
+    model = PrivateClassifier(3.0, public=(public_X, flipped), random_state=0)
+    reached = nll_of(model.fit(X, y), X_test, y_test)
+    not_private = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y)
+    assert reached < nll_of(not_private, X_test, y_test) + 0.03
+    assert model.prior_distance_ > 1
+
+
 def test_the_distance_tells_of_public_rows_that_mislead():
     X, y = draw_patients(600, 0, labels=(0, 1))
     public_X, public_y = draw_patients(60, 1, labels=(0, 1))
@@ -266,7 +283,7 @@ def test_the_distance_tells_of_public_rows_that_mislead():
 
 
 def test_private_selection_works_around_a_public_mean():
-    X, y = draw_patients(150, 0)
+    X, y = draw_patients(200, 0)
     model = PrivateClassifier(
         2.0, public=draw_patients(60, 1), settings="private", random_state=0
     ).fit(X, y)
@@ -275,7 +292,7 @@ def test_private_selection_works_around_a_public_mean():
 
 
 def test_protected_noise_starts_at_the_public_mean():
-    X, y = draw_patients(150, 0)
+    X, y = draw_patients(200, 0)
     settings = replace(SHORT_SETTINGS, step_size=1e-9)
     model = PrivateClassifier(1.0, public=draw_patients(60, 1), settings=settings).fit(
         X, y
@@ -318,7 +335,8 @@ def test_other_rows_are_distinct():
     check_distinct(X[:-1], y[:-1], X, y)
 
 
-def test_an_attack_on_a_fit_with_public_rows_proves_no_more_than_epsilon():
+def test_an_attack_on_a_fit_with_public_rows_proves_no_more_than_epsilon(monkeypatch):
+    monkeypatch.setattr(public_rows, "PRIOR_PREDICTIONS", (4.0,))
     X = np.array([[1.0], [1], [-1], [-1], [1], [-1], [1], [-1]])
     y = np.arange(8) % 2
     other = X.copy()
@@ -336,7 +354,7 @@ def test_an_attack_on_a_fit_with_public_rows_proves_no_more_than_epsilon():
 
         return make
 
-    assert audit_fit(with_rows(public), tables, count(30, 1500)).consistent
+    assert audit_fit(with_rows(public), tables, count(10, 1500)).consistent
 
     # Public rows are promised nothing: what differs in them is seen at once.
     class _Switched(PrivateClassifier):
@@ -349,7 +367,7 @@ def test_an_attack_on_a_fit_with_public_rows_proves_no_more_than_epsilon():
             1.0, 1e-3, classes=[0, 1], settings=SHORT_SETTINGS, random_state=trial
         )
 
-    assert not audit_fit(switching, tables, 60).consistent
+    assert not audit_fit(switching, tables, 40).consistent
 
 
 def patients_table(rows: int, seed: int) -> pd.DataFrame:
