@@ -118,10 +118,10 @@ class PublicRows:
     doubt: float = 0.0
     noise: float = 0.0
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PublicRows):
+    def __eq__(self, value: object) -> bool:
+        if not isinstance(value, PublicRows):
             return NotImplemented
-        return (self.name, self.classes) == (other.name, other.classes)
+        return (self.name, self.classes) == (value.name, value.classes)
 
     def __hash__(self) -> int:
         return hash((self.name, self.classes))

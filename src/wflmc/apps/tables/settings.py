@@ -4,7 +4,8 @@ A stand-in is a table drawn from the model itself: as many rows, features, class
 devices as the table has, and features whose covariance falls off as those of tables do.
 Candidates are planned and run on it as they would be on the table, under the same
 promise and over the same link, and the one with the best predictions for further rows
-is taken. All of this is public and costs no privacy.
+is taken. All of this is public and costs no privacy. With public rows, tables are drawn
+from laws that these allow (`wflmc.apps.tables.public`).
 """
 
 import math
