@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 KIND = "classification or regression; by the target's values by default."
 SELECT = "Choose among the best settings by private selection, paid from ε."
+PUBLIC = "Table of public rows, with the target or without: it costs no privacy."
 HOW = "Missing values: refuse (default), or indicator (a constant and a column)."
 
 
@@ -62,6 +63,7 @@ def make_request(
         option("SHARE", "Share of the rows that is held out to score predictions."),
     ] = 0.25,
     private: Annotated[bool, flag("--select", SELECT)] = False,
+    public: Annotated[str | None, option("FILE", PUBLIC, "--public")] = None,
 ) -> "FitRequest":
     """Return the request that the options of `fit` and `tune` have in common make.
 
@@ -91,6 +93,7 @@ def make_request(
         missing=cast("Missing | None", missing),
         test=test,
         private=private,
+        public=public,
     )
     if schema is not None:
         request = request._replace(declared=read_declarations(schema, "--schema"))
@@ -204,6 +207,7 @@ RENAMED = {
         "task",
         "unit",
         "missing",
+        "public",
     )
 }
 RENAMED |= {

@@ -444,7 +444,7 @@ def evaluate(
         adjacency=trace.plan.privacy.adjacency,
         functions=_function_diagnostics(trace, posterior, functions),
         symmetric=_is_symmetric(posterior),
-        prior_distance=_prior_distance(trace, posterior),
+        prior_distance=prior_distance(trace, posterior),
     )
 
 
@@ -525,11 +525,19 @@ def _is_symmetric(posterior: object) -> bool:
     return False
 
 
-def _prior_distance(trace: Trace, posterior: object) -> float | None:
+def prior_distance(trace: Trace, posterior: object) -> float | None:
     """Return how far the means of chains are from the mean of a prior that has one.
 
     With φ̄ the mean of a chain, the prior's mean φ₀ and its precision Λ, it is the root
     of (φ̄ − φ₀)ᵀ Λ (φ̄ − φ₀)/m, averaged over chains under the root.
+
+    Args:
+        trace: of the chains.
+        posterior: that they sampled; its data are not looked at.
+
+    Returns:
+        The distance in standard deviations of the prior, by parameter; None for a prior
+        around zero, and for models that are no regression.
     """
     if not isinstance(posterior, Regression) or posterior.prior_mean is None:
         return None

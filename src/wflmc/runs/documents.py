@@ -356,6 +356,20 @@ class FitPrivacy(Document):
     """Of ε."""
 
 
+class PublicPart(Document):
+    """The public rows of a fit, on which ε is not spent."""
+
+    rows: int
+    labelled: bool
+    """Whether they gave the prior's mean, besides scales and whitening."""
+    digest: str
+    """Of the rows as numbers, with their labels."""
+    source: str | None = None
+    """The name of the file; None for a frame or arrays."""
+    sha256: str | None = None
+    """Of the file."""
+
+
 class FitFile(Document):
     """fit.json: what `wflmc fit` chose, spent and reached."""
 
@@ -382,6 +396,12 @@ class FitFile(Document):
     """The best of those that were tried on a stand-in."""
     worth: dict[str, dict[str, bool | int | float]]
     """What more of something would reach on a stand-in."""
+    public: PublicPart | None = None
+    """The public rows; None where there were none."""
+    prior_distance: float | None = None
+    """How far the mean of the draws is from the prior's mean that labelled public rows
+    gave, in standard deviations of the prior. It follows from the draws, so that ε
+    covers it."""
     reliability: Bins | None = None
     by_class: list[ClassScores] = []
     """Scores of every class on the rows that were held out."""

@@ -147,6 +147,7 @@ def _settings(fit: FitFile) -> Markup:
         changes.append(CandidateRow(name, scores))
     return render(
         "fit_settings.html",
+        public=fit.public,
         settings=settings,
         score_names=list(score_names.values()),
         candidates=candidates,

@@ -440,11 +440,12 @@ def fit_lines(fit: FitFile) -> list[str]:
         fit: the content of fit.json.
 
     Returns:
-        Lines for a terminal: the size of the table, scores on held-out rows if there
-        are any, ε with what each part has cost, what more data or ε would be worth on a
-        stand-in, and what ε does not cover.
+        Lines for a terminal: the size of the table, what public rows gave if there were
+        any, scores on held-out rows if there are any, ε with what each part has cost,
+        what more data or ε would be worth on a stand-in, and what ε does not cover.
     """
     lines = [_size_line(fit)]
+    lines += _public_lines(fit)
     lines += _score_lines(fit)
     lines.append(_epsilon_line(fit))
     lines += _worth_lines(fit)
@@ -459,6 +460,20 @@ def _size_line(fit: FitFile) -> str:
         devices += "s"
     held_out = f"{fit.test_rows:,} rows held out"
     return f"{fit.rows:,} rows of {devices}, {fit.features} features, {held_out}."
+
+
+def _public_lines(fit: FitFile) -> Iterator[str]:
+    """Yield what public rows gave, and how far the draws are from it."""
+    if fit.public is None:
+        return
+    gifts = "scales and whitening"
+    if fit.public.labelled:
+        gifts = "scales, whitening, the mean of the prior and settings"
+    yield f"{fit.public.rows:,} public rows gave {gifts}, without any ε."
+    if fit.prior_distance is not None:
+        away = f"{fit.prior_distance:.3g} standard deviations of the prior"
+        meaning = "above 1 the table contradicts the public rows"
+        yield f"The draws are {away} from its mean; {meaning}."
 
 
 def _score_lines(fit: FitFile) -> Iterator[str]:

@@ -7,7 +7,8 @@ in the schema's `taken`: ε does not cover it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -66,8 +67,12 @@ def make_schema(
     id: str | None = None,
     missing: Missing | None = None,
     declared: Declarations | None = None,
+    public: DataFrame | None = None,
 ) -> Schema:
     """Describe a table: as declared, and where nothing is declared as the data are.
+
+    With public rows, columns are described as these are. So is the target, if they have
+    it.
 
     Args:
         frame: the table, as `as_frame` returns it.
@@ -81,10 +86,12 @@ def make_schema(
             that says where; None: as declared, else "refuse".
         declared: part of a schema as plain data, with columns by name or in a list.
             Arguments other than None take precedence.
+        public: a table of public rows, as `as_frame` returns it, with the same features
+            and with or without the target; it needs no device and no id.
 
     Returns:
         The schema. Its `taken` lists what was read off the data, and what `declared`
-        has there.
+        has there. What was read off public rows is not among it.
 
     Raises:
         InputError: if a column cannot be used as it is. The sentence shows no values of
@@ -102,19 +109,122 @@ def make_schema(
     default_task = "classification" if "classes" in content else "regression"
     schema = validated(Schema, {"task": default_task, "columns": []} | content)
     features = _features(frame, schema)
+    if public is not None:
+        _check_public_columns(public, schema, features)
     for name in of_columns:
         if name not in features:
             raise InputError("columns", name, nearest_name(name, features, "feature"))
     _check_spellings([str(label) for label in schema.classes or []], "classes")
-    if not {"task", "classes", "target_range"} & content.keys():
-        schema = _with_inferred_task(frame, schema)
-    if schema.task == "classification" and schema.classes is None:
-        schema = _with_inferred_classes(frame, schema)
-    schema = _with_columns(frame, schema, features, of_columns)
-    # Called for their errors: a cell that does not fit is refused here.
+    is_labelled = public is not None and schema.target in public.columns
+    with of_public_rows(public if is_labelled else None):
+        labelled = public if is_labelled and public is not None else frame
+        if not {"task", "classes", "target_range"} & content.keys():
+            schema = _with_inferred_task(labelled, schema)
+        if schema.task == "classification" and schema.classes is None:
+            schema = _with_inferred_classes(labelled, schema)
+        if is_labelled:
+            schema = _with_taken(schema, content)
+    if public is not None:
+        _check_public_kinds(frame, public, features, of_columns)
+    with of_public_rows(public):
+        described = frame if public is None else public
+        read = _with_columns(described, schema, features, of_columns)
+        schema = read if public is None else _with_taken(read, schema.model_dump())
+        # Called for their errors: a cell that does not fit is refused here.
+        encode(described, schema)
+    if is_labelled:
+        with of_public_rows(public):
+            outcomes(labelled, schema)
     encode(frame, schema)
-    outcomes(frame, schema)
+    try:
+        outcomes(frame, schema)
+    except InputError as error:
+        if not is_labelled or "classes" in content:
+            raise
+        reason = "classes are those of the public rows where the schema has none"
+        requirement = f"{error.requirement} ({reason})"
+        raise InputError(error.key, error.value, requirement) from None
     return schema
+
+
+@contextmanager
+def of_public_rows(public: DataFrame | None) -> Iterator[None]:
+    """Let errors say that they are about public rows.
+
+    Args:
+        public: the rows; None leaves errors as they are.
+
+    Yields:
+        Nothing, while an `InputError` raised inside gets another key.
+
+    Raises:
+        InputError: the one raised inside.
+    """
+    try:
+        yield
+    except InputError as error:
+        if public is None:
+            raise
+        key = f"public rows: {error.key}"
+        raise InputError(key, error.value, error.requirement) from None
+
+
+def _check_public_columns(
+    public: DataFrame, schema: Schema, features: Sequence[str]
+) -> None:
+    """Refuse public rows whose features are not those of the table.
+
+    A column that the table lacks is refused too: it may be a target with a wrong name.
+    """
+    absent = [name for name in features if name not in public.columns]
+    if absent:
+        problem = f"has no column {listed_names([repr(name) for name in absent])}"
+        requirement = "a table with all features of the private one"
+        raise InputError("public", Fault(problem), requirement)
+    roles = (schema.target, schema.device, schema.id)
+    expected = {*features, *roles}
+    unknown = [name for name in public.columns if name not in expected]
+    if unknown:
+        names = listed_names([repr(name) for name in unknown])
+        problem = f"has a column that the private table lacks: {names}"
+        requirement = "a table with the same columns, by name"
+        raise InputError("public", Fault(problem), requirement)
+
+
+def _check_public_kinds(
+    frame: DataFrame,
+    public: DataFrame,
+    features: Sequence[str],
+    of_columns: Mapping[str, Declarations],
+) -> None:
+    """Refuse names among public rows where the table has numbers.
+
+    None of the numbers would be a category, so that the column would be lost. Names in
+    a column of public numbers are refused where the table is encoded.
+
+    Args:
+        frame: the private table.
+        public: the public one.
+        features: names of the columns of features.
+        of_columns: what is declared of some of them.
+    """
+    for name in features:
+        if _declared_kind(of_columns.get(name, {})) is not None:
+            continue
+        key = f"column {name!r}"
+        with of_public_rows(public):
+            described = infer_kind(public[name], key, is_typed=_is_typed(public))
+        if described.kind == "numeric":
+            continue
+        if infer_kind(frame[name], key, is_typed=_is_typed(frame)).kind == "numeric":
+            problem = "has numbers in the table and names among public rows"
+            requirement = "of one kind in both, or declared in the schema"
+            raise InputError(key, Fault(problem), requirement)
+
+
+def _with_taken(schema: Schema, content: Mapping[str, object]) -> Schema:
+    """Return a schema whose `taken` is that of another one, or of declarations."""
+    return schema.model_copy(update={"taken": content.get("taken", [])})
 
 
 def _with_inferred_task(frame: DataFrame, schema: Schema) -> Schema:

@@ -22,6 +22,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from wflmc.apps.tables import selection
 from wflmc.apps.tables.model import FittedModel, Interval, PredictedTargets
 from wflmc.apps.tables.protected import protected_chain
+from wflmc.apps.tables.public import (
+    PublicExamples,
+    PublicRows,
+    check_distinct,
+    learn_public_rows,
+    public_arrays,
+)
 from wflmc.apps.tables.scaling import (
     SCALED_LIMIT,
     ClassShares,
@@ -46,13 +53,19 @@ from wflmc.apps.tables.settings import (
 )
 from wflmc.channel import Link
 from wflmc.evaluation.scores import mean_probabilities
+from wflmc.evaluation.summary import prior_distance
 from wflmc.planning import Plan
-from wflmc.posterior.inputs import Names, as_classes, class_names, with_intercept
+from wflmc.posterior.inputs import (
+    Names,
+    as_classes,
+    class_names,
+    with_intercept,
+)
 from wflmc.privacy import Ledger, Privacy
 from wflmc.privacy.releases import Array, ReleaseChannel, ideal_link
 from wflmc.sampling import Trace, sample
 from wflmc.scenario import NotCovered
-from wflmc.support.errors import InputError, without_data
+from wflmc.support.errors import InputError, renamed_keys, without_data
 from wflmc.support.keys import digest, host_generator, named, secret_key
 
 if TYPE_CHECKING:
@@ -209,11 +222,14 @@ class _ChainRun(NamedTuple):
         plan: of its rounds.
         trace: its draws, without anything that looks at the data.
         losses: of a release that whitens, and of the chain.
+        prior_distance: how far the mean of the draws is from a public mean of the
+            prior, in its standard deviations; None for a prior around zero.
     """
 
     plan: Plan
     trace: Trace
     losses: Losses
+    prior_distance: float | None
 
 
 class _ResidualScale(NamedTuple):
@@ -240,6 +256,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     adjacency: str = "replace"
     link: Link | None = None
     ranges: ArrayLike | None = None
+    public: PublicExamples | None = None
     settings: Settings | str | None = None
     random_state: int | None = None
     # Without annotations these are no fields: scikit-learn would take fields for
@@ -288,6 +305,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             path: of the ledger.
         """
         promise = promise_of(self)
+        public = self._learn_public_rows(X, outcomes, target)
         key = self._key()
         owner = _owners(devices, len(X), self.unit)
         device_count = int(owner.max()) + 1
@@ -296,7 +314,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         columns = self._columns(X, outcomes, target)
         _warn(self.epsilon, self.delta, units=units, fit_number=self._count_fit())
 
-        scaling = self._release_scaling(key, promise, columns, owner, account)
+        scaling = self._scaling(key, promise, columns, owner, public, account)
         center = 0.0
         spread = 1.0
         y = outcomes
@@ -307,7 +325,10 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         features = X.shape[1]
         scaling = Scaling(scaling.center[:features], scaling.scale[:features])
         rows = _ScaledRows(scaling(X), y, owner, target.classes)
-        shares = self._release_class_shares(key, promise, rows, units, account)
+        if public is not None and public.is_labelled:
+            shares = public.shares
+        else:
+            shares = self._release_class_shares(key, promise, rows, units, account)
         budget = float(promise.budget(1)[0])
         # Spent after the chain, on residuals about its mean; reserved before it.
         noise_loss = 0.0
@@ -323,6 +344,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             rounds_before=account.rounds,
             link=self.link,
             shares=shares,
+            public=public,
         )
         account.losses |= self._sample(named(key, "chain"), facts, rows, account.ledger)
         residual_scale = 0.0
@@ -368,6 +390,11 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         """
         return self.random_state is None and self.link is None
 
+    @property
+    def _has_public_labels(self) -> bool:
+        """Whether there are public rows with labels."""
+        return self.public is not None and self.public[1] is not None
+
     def _columns(self, X: Array, outcomes: np.ndarray, target: _Target) -> _Columns:
         """Return the columns that are scaled, and what is public of them."""
         features = X.shape[1]
@@ -384,6 +411,49 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             rows=np.column_stack([X, outcomes]),
             ranges=np.vstack([ranges, target_range]),
             groups=(features,),
+        )
+
+    def _learn_public_rows(
+        self, X: Array, outcomes: np.ndarray, target: _Target
+    ) -> PublicRows | None:
+        """Return what public rows say; None where there are none.
+
+        Args:
+            X: private features, [N, d], which must not be the public ones.
+            outcomes: private classes from 0, or targets, [N].
+            target: what is public of it.
+        """
+        if self.public is None:
+            return None
+        examples = public_arrays(self.public, X.shape[1], target.classes)
+        check_distinct(*examples, X, outcomes)
+        return learn_public_rows(*examples, len(target.classes))
+
+    def _scaling(
+        self,
+        key: jax.Array,
+        promise: Privacy,
+        columns: _Columns,
+        owner: Owners,
+        public: PublicRows | None,
+        account: _Account,
+    ) -> Scaling:
+        """Return scales of all columns, those that public rows have without a cost."""
+        if public is None:
+            return self._release_scaling(key, promise, columns, owner, account)
+        scaled_columns = len(public.scaling.center)
+        if scaled_columns == columns.rows.shape[1]:
+            return public.scaling
+        # The target of a regression is left, which public rows without labels lack.
+        target = _Columns(
+            rows=columns.rows[:, scaled_columns:],
+            ranges=columns.ranges[scaled_columns:],
+            groups=(),
+        )
+        paid = self._release_scaling(key, promise, target, owner, account)
+        return Scaling(
+            center=np.append(public.scaling.center, paid.center),
+            scale=np.append(public.scaling.scale, paid.scale),
         )
 
     def _release_scaling(
@@ -455,6 +525,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         run = self._run(key, self.settings_, facts=facts, rows=rows, ledger=ledger)
         self.plan_ = run.plan
         self.trace_ = run.trace
+        self.prior_distance_ = run.prior_distance
         return run.losses
 
     def _run(
@@ -506,11 +577,14 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         start = initial_parameters(facts)
         if self._is_exact:
             trace = protected_chain(whitened.posterior, plan, start, ledger)
-            return _ChainRun(plan, trace, losses)
-        trace = sample(
-            key, whitened.posterior, [plan], ledger=ledger, initial=start[None]
-        )
-        return _ChainRun(plan, _without_secrets(trace), losses)
+        else:
+            simulated = sample(
+                key, whitened.posterior, [plan], ledger=ledger, initial=start[None]
+            )
+            trace = _without_secrets(simulated)
+        # It follows from draws and from what is public.
+        distance = prior_distance(trace, whitened.posterior)
+        return _ChainRun(plan, trace, losses, distance)
 
     def _select(
         self, key: jax.Array, facts: Facts, rows: _ScaledRows, ledger: Ledger
@@ -555,6 +629,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         self.selected_ = selected._replace(run=None)
         self.plan_ = run.plan
         self.trace_ = run.trace
+        self.prior_distance_ = run.prior_distance
         self.settings_ = finalists[selected.candidate].settings
         tuning_loss = budget - facts.spent - sum(run.losses.values())
         return {"tuning": tuning_loss, **run.losses}
@@ -749,6 +824,12 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             None, which ε does not cover.
         ranges: least and largest value of every feature, [d, 2], where public; nan
             where not: it is then paid for.
+        public: (X, y) of rows whose people are promised nothing, with the features and
+            labels of the private ones; y = None without labels. They scale and whiten
+            features, labelled ones are the mean of the prior and the start of the
+            chain, and settings are chosen on tables that are drawn from them. All of
+            this is free, and ε goes into sampling; ranges of features are not needed.
+            Which rows are public must not be decided by the private ones.
         settings: None to choose on a stand-in; "private" to choose by private selection
             among the best of these; or `Settings`.
         random_state: None draws noise from the operating system's entropy; a number
@@ -802,11 +883,19 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # some depend on the data
             check_classification_targets(labels)
-        names = class_names(labels, self.classes)
+        names = self._class_names(labels)
         self.classes_ = np.asarray(names)
         outcomes = as_classes(labels, names)
         self._fit(features, outcomes, devices, _Target(classes=names), ledger)
         return self
+
+    def _class_names(self, labels: np.ndarray) -> Names:
+        """Return the labels that there are: as declared, of public rows, or of y."""
+        if not self._has_public_labels:
+            return class_names(labels, self.classes)
+        assert self.public is not None  # it has labels
+        with renamed_keys({"data": "public"}):
+            return class_names(np.asarray(self.public[1]), self.classes)
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Predict the probability of every class.
@@ -849,7 +938,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         `PrivateRegressor` for the others.
         """
         uncovered = super().not_covered_
-        if self.classes is not None:
+        if self.classes is not None or self._has_public_labels:
             return uncovered
         text = "The set of labels is read off the data; give classes."
         return (*uncovered, NotCovered("classes", text))
@@ -872,6 +961,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         target_range: least and largest target, where public; paid for where None.
         noise_scale: standard deviation of a target about its mean, where public; paid
             for where None.
+        public: as of `PrivateClassifier`; ε also pays for the spread of the residuals,
+            so that intervals hold if public rows are unlike the private ones.
         epsilon, delta, unit, adjacency, link, ranges, settings, random_state: see
             `PrivateClassifier`.
     """

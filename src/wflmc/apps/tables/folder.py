@@ -7,6 +7,7 @@ cover.
 
 from __future__ import annotations
 
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,22 +33,30 @@ from wflmc.apps.tables.estimators import (
     PrivateRegressor,
 )
 from wflmc.apps.tables.model import FittedModel
+from wflmc.apps.tables.public import (
+    PublicExamples,
+    check_distinct,
+    learn_public_rows,
+    public_arrays,
+)
 from wflmc.apps.tables.reading import as_frame
 from wflmc.apps.tables.scaling import scaling_fraction
 from wflmc.apps.tables.schema import Missing, Schema, Task, read_schema
 from wflmc.apps.tables.settings import Facts, promise_of, value_of_more
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
-from wflmc.posterior.inputs import Names, as_classes
+from wflmc.posterior.inputs import Names, as_classes, class_names
 from wflmc.runs.documents import (
     Bins,
     ClassScores,
     FitFile,
     FitPrivacy,
+    PublicPart,
     read_document,
 )
+from wflmc.runs.folder import PRIOR_FILE
 from wflmc.scenario import NotCovered, plain, to_json
-from wflmc.support.errors import InputError, without_data
+from wflmc.support.errors import InputError, renamed_keys, without_data
 from wflmc.support.storage import replacing, write_text
 from wflmc.version import __version__
 
@@ -105,6 +114,8 @@ class FitRequest(NamedTuple):
         test: fraction of the rows that is held out.
         seed: None: secret.
         private: whether settings are chosen by private selection.
+        public: a file, or a frame, of public rows with the same columns; it may lack
+            the target, and needs no device and no id.
     """
 
     table: object
@@ -123,6 +134,7 @@ class FitRequest(NamedTuple):
     test: float = 0.25
     seed: int | None = None
     private: bool = False
+    public: object = None
 
 
 @without_data
@@ -151,12 +163,14 @@ class _SplitTable(NamedTuple):
         ranges: of the features where public, [d, 2]; nan elsewhere, and never measured.
         fitted: rows to fit.
         held_out: other rows.
+        public: features and targets of public rows; None without any.
     """
 
     schema: Schema
     ranges: NDArray[np.float64]
     fitted: TableRows
     held_out: TableRows
+    public: PublicExamples | None
 
 
 def _read_table(request: FitRequest) -> _SplitTable:
@@ -168,6 +182,10 @@ def _read_table(request: FitRequest) -> _SplitTable:
     if not 0 <= request.test < 1:
         raise InputError("--test", request.test, "a fraction of at least 0, below 1")
     frame = as_frame(request.table)
+    public_frame = None
+    if request.public is not None:
+        with renamed_keys({"table": "public"}):
+            public_frame = as_frame(request.public)
     schema = make_schema(
         frame,
         target=request.target,
@@ -176,9 +194,18 @@ def _read_table(request: FitRequest) -> _SplitTable:
         id=request.id,
         missing=request.missing,
         declared=request.declared,
+        public=public_frame,
     )
     encoded = encode(frame, schema)
     y = outcomes(frame, schema)
+    public = None
+    if public_frame is not None:
+        public_X = encode(public_frame, schema).X
+        is_labelled = schema.target in public_frame.columns
+        public_y = outcomes(public_frame, schema) if is_labelled else None
+        # All rows count here; the fit compares those without the held-out ones.
+        check_distinct(public_X, public_y, encoded.X, y)
+        public = (public_X, public_y)
     generator = np.random.default_rng(SPLIT_SEED)
     owner = owners(frame, schema, devices=request.devices, generator=generator)
     names: Sequence[int | str] = range(owner.max() + 1)
@@ -199,7 +226,7 @@ def _read_table(request: FitRequest) -> _SplitTable:
     fitting_devices, fitted_owner = np.unique(owner[is_fitted], return_inverse=True)
     fitted_names = np.asarray(names)[fitting_devices].tolist()
     fitted = TableRows(encoded.X[is_fitted], y[is_fitted], fitted_owner, fitted_names)
-    return _SplitTable(schema, encoded.ranges, fitted, held_out)
+    return _SplitTable(schema, encoded.ranges, fitted, held_out, public)
 
 
 def facts_of(request: FitRequest) -> Facts:
@@ -222,7 +249,22 @@ def facts_of(request: FitRequest) -> Facts:
     table = _read_table(request)
     promise = promise_of(request)
     rows, features = table.fitted.X.shape
+    classes = table.schema.classes or []
     devices = int(table.fitted.owner.max()) + 1
+    facts = Facts(
+        rows=rows,
+        features=features,
+        classes=len(classes),
+        devices=devices,
+        promise=promise,
+        spent=0.0,
+        link=request.link,
+    )
+    if table.public is not None:
+        names: Names = class_names((), classes) if classes else ()
+        examples = public_arrays(table.public, features, names)
+        public = learn_public_rows(*examples, len(classes))
+        return facts._replace(public=public, shares=public.shares)
     budget = float(promise.budget(1)[0])
     units = rows if request.unit == "record" else devices
     budget_fraction = scaling_fraction(
@@ -231,15 +273,8 @@ def facts_of(request: FitRequest) -> Facts:
         budget=budget,
         finds_ranges=bool(np.isnan(table.ranges).any()),
     )
-    return Facts(
-        rows=rows,
-        features=features,
-        classes=len(table.schema.classes or []),
-        devices=devices,
-        promise=promise,
-        spent=budget * budget_fraction,
-        rounds_before=RELEASES_BEFORE_CHAIN,
-        link=request.link,
+    return facts._replace(
+        spent=budget * budget_fraction, rounds_before=RELEASES_BEFORE_CHAIN
     )
 
 
@@ -278,6 +313,7 @@ def fit_table(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
+    source = _source_of(request.public)
     privacy_warnings = [
         str(warning.message)
         for warning in caught
@@ -292,10 +328,60 @@ def fit_table(
             "seconds": time.perf_counter() - began,
         }
     )
+    public = document.public
+    if public is not None:
+        public = public.model_copy(update=source._asdict())
+        document = document.model_copy(update={"public": public})
+        _save_prior(out / PRIOR_FILE, model, source)
     model.model_.save(out / MODEL)
     write_text(out / SCHEMA, table.schema.model_dump_json(indent=1))
     write_text(out / FIT, to_json(document.model_dump()))
     return document
+
+
+class _Source(NamedTuple):
+    """A file of public rows.
+
+    Args:
+        source: its name; None for a frame.
+        sha256: of its content.
+    """
+
+    source: str | None
+    sha256: str | None
+
+
+def _source_of(table: object) -> _Source:
+    """Return the file that public rows were read from."""
+    if not isinstance(table, str | Path):
+        return _Source(None, None)
+    path = Path(table).expanduser()
+    return _Source(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _save_prior(
+    path: Path, model: PrivateClassifier | PrivateRegressor, source: _Source
+) -> None:
+    """Write the prior by labelled public rows, as run folders have it.
+
+    The mean is that of parameters for scaled features with a constant. With `prior_on`
+    "whitened" the deviation is that of W⁻ᵀθ, with W the array `root`.
+    """
+    public = model.facts_.public
+    if public is None or public.prior_mean is None:
+        return
+    settings = model.settings_
+    with replacing(path) as file:
+        np.savez(
+            file,
+            mean=public.prior_mean,
+            std=settings.prior_std,
+            prior_on="whitened" if settings.whiten else "parameters",
+            root=public.root,
+            rows=len(public.Z),
+            source=source.source or "",
+            sha256=source.sha256 or "",
+        )
 
 
 def _estimator(
@@ -313,6 +399,7 @@ def _estimator(
             link=request.link,
             classes=schema.classes,
             ranges=table.ranges,
+            public=table.public,
             settings=settings,
             random_state=request.seed,
         )
@@ -324,6 +411,7 @@ def _estimator(
         link=request.link,
         target_range=schema.target_range,
         ranges=table.ranges,
+        public=table.public,
         settings=settings,
         random_state=request.seed,
     )
@@ -376,6 +464,13 @@ def describe(
     shown_candidates = estimator.candidates_[:MAX_SHOWN_CANDIDATES]
     expected = value_of_more(facts, estimator.settings_)
     left = max(0.0, spent.promised - spent.epsilon)
+    public = None
+    if facts.public is not None:
+        public = PublicPart(
+            rows=len(facts.public.Z),
+            labelled=facts.public.is_labelled,
+            digest=facts.public.name,
+        )
     return FitFile(
         task="classification" if classes else "regression",
         target=target,
@@ -400,6 +495,8 @@ def describe(
         settings=asdict(estimator.settings_),
         candidates=[candidate.plain for candidate in shown_candidates],
         worth={name: case.plain for name, case in expected.items()},
+        public=public,
+        prior_distance=estimator.prior_distance_,
         not_covered=uncovered,
         warnings=[],
         seconds=0.0,

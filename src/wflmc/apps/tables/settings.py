@@ -4,7 +4,8 @@ A stand-in is a table drawn from the model itself: as many rows, features, class
 devices as the table has, and features whose covariance falls off as those of tables do.
 Candidates are planned and run on it as they would be on the table, under the same
 promise and over the same link, and the one with the best predictions for further rows
-is taken. All of this is public and costs no privacy.
+is taken. All of this is public and costs no privacy. With public rows, tables are drawn
+from laws that these allow (`wflmc.apps.tables.public`).
 """
 
 import math
@@ -19,6 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
+from wflmc.apps.tables.public import (
+    MAX_PRIOR_WEIGHT,
+    PublicRows,
+    parameters_at_shares,
+)
 from wflmc.channel import Link
 from wflmc.evaluation.scores import expected_calibration
 from wflmc.planning import Plan, Policy, PowerPolicy, Sampler, plan
@@ -53,6 +59,12 @@ prediction for that row.
 """
 PRIORS = (6.0, 12.0)
 """Candidates for the standard deviation of the prior's predictions."""
+PRIOR_WEIGHTS = (MAX_PRIOR_WEIGHT, 0.03, 0.01)
+"""Candidates for a prior about a public mean: what it weighs, over all private rows."""
+PUBLIC_CLIPS = (0.1, 0.2, 0.4, 0.8, 2.0)
+"""As `CLIPS`, for chains that begin at a public mean, where gradients are shorter."""
+PUBLIC_TRAVELS = (0.03, 0.1, 0.25, 0.5)
+"""As `TRAVELS`, for chains that begin at a public mean."""
 ROUNDS = (50, 100)
 """Candidates for the number of rounds."""
 BURN_INS = (0.25, 0.5, 0.75)
@@ -85,6 +97,13 @@ STRENGTHS = {True: (1.0, 2.0, 5.0), False: (1.0, 2.0)}
 
 The distance of two classes over their spread, or the spread of mean targets over the
 noise.
+"""
+DISTORTIONS = (0.0, 0.5, 1.0)
+"""How far tables differ from public labelled rows that they are drawn from.
+
+On undistorted tables alone the narrowest prior would always win. For as many tables as
+of one distortion, the mean of the prior misleads: they are stand-ins of the largest of
+`STRENGTHS`, where a chain that stays at a wrong mean loses most.
 """
 VARIANCE_DECAY = 1.0
 """Variances of the stand-in's directions fall off as number^−VARIANCE_DECAY."""
@@ -143,8 +162,8 @@ class Settings:
         burn_in: rounds that are discarded.
         samples: rounds that are kept.
         prior_std: standard deviation of each parameter under the prior.
-        whiten: move in coordinates of unit second moments, by a release that is paid
-            for, with the prior on these.
+        whiten: move in coordinates of unit second moments, by public rows or else by a
+            release that is paid for, with the prior on these.
         burn_in_temperature: τ, the noise that a round of burn-in is filled up to over
             that of a kept round. Below 1 burn-in may spend what kept rounds leave.
     """
@@ -225,6 +244,12 @@ class Facts(NamedTuple):
     rounds_before: int = 0
     link: Link | None = None
     shares: tuple[float, ...] = ()
+    public: PublicRows | None = None
+
+    @property
+    def prior_mean(self) -> Array | None:
+        """θ₀[m] for scaled features and a constant; None for a prior around zero."""
+        return None if self.public is None else self.public.prior_mean
 
     @property
     def class_shares(self) -> Array:
@@ -318,17 +343,48 @@ def candidates(facts: Facts) -> Iterator[Settings]:
     if not facts.by_record:
         rows_per_device = facts.rows / facts.devices
         gradient_norm = norm * rows_per_device**GRADIENT_GROWTH
-    grid = product(ROUNDS, PRIORS, CLIPS, TRAVELS, BURN_INS)
-    for rounds, prior, clip, travel, burn_in_fraction in grid:
+    axes = _candidate_axes(facts)
+    grid = product(ROUNDS, axes.prior_stds, axes.clips, axes.travels, BURN_INS)
+    for rounds, prior_std, clip, travel, burn_in_fraction in grid:
         limit = clip * gradient_norm
         burn_in = int(burn_in_fraction * rounds)
-        yield Settings(
+        settings = Settings(
             clip=limit,
             step_size=travel / (limit * norm * rounds * facts.rows_ratio),
             burn_in=burn_in,
             samples=rounds - burn_in,
-            prior_std=prior / norm,
+            prior_std=prior_std,
+            whiten=axes.whiten,
         )
+        # Else the pull of a narrow prior would throw chains beyond its mean.
+        if settings.step_size <= settings.prior_std**2:
+            yield settings
+
+
+class _CandidateAxes(NamedTuple):
+    """What candidates are combinations of, beside rounds and burn-in.
+
+    Args:
+        prior_stds: standard deviations of the prior.
+        clips: see `CLIPS`.
+        travels: see `TRAVELS`.
+        whiten: whether the first candidates move in whitened coordinates.
+    """
+
+    prior_stds: list[float]
+    clips: tuple[float, ...]
+    travels: tuple[float, ...]
+    whiten: bool
+
+
+def _candidate_axes(facts: Facts) -> _CandidateAxes:
+    """Return what candidates are made of, with and without a public mean."""
+    public = facts.public
+    if public is None or not public.is_labelled:
+        prior_stds = [spread / facts.row_norm for spread in PRIORS]
+        return _CandidateAxes(prior_stds, CLIPS, TRAVELS, whiten=False)
+    prior_stds = [public.prior_std(facts.rows, weight) for weight in PRIOR_WEIGHTS]
+    return _CandidateAxes(prior_stds, PUBLIC_CLIPS, PUBLIC_TRAVELS, public.whitens)
 
 
 def neighbouring_settings(settings: Settings) -> list[Settings]:
@@ -338,9 +394,10 @@ def neighbouring_settings(settings: Settings) -> list[Settings]:
         settings: in the middle of these.
 
     Returns:
-        The nine combinations; everything else is as it was.
+        The combinations; everything else is as it was. Longer steps than the prior's
+        variance are left out, by which chains would run away from its mean.
     """
-    return [
+    neighbours = [
         replace(
             settings,
             clip=settings.clip * clip_factor,
@@ -348,6 +405,8 @@ def neighbouring_settings(settings: Settings) -> list[Settings]:
         )
         for clip_factor, step_factor in product((0.5, 1.0, 2.0), repeat=2)
     ]
+    longest = max(settings.step_size, settings.prior_std**2)
+    return [near for near in neighbours if near.step_size <= longest]
 
 
 def with_colder_burn_in(reached: Expected) -> list[Settings]:
@@ -394,15 +453,15 @@ def initial_parameters(facts: Facts) -> Array:
         facts: of the table; its class shares are public.
 
     Returns:
-        Zeros, [d + 1]; for classes, parameters by which the probabilities of every row
-        are the classes' shares, class after class, [C (d + 1)].
+        The mean of the prior where public rows have labels. Else zeros, [d + 1]; for
+        classes, parameters by which the probabilities of every row are the classes'
+        shares, class after class, [C (d + 1)].
     """
+    if facts.prior_mean is not None:
+        return facts.prior_mean
     if not facts.classes:
         return np.zeros(facts.features + 1)
-    parameters = np.zeros((facts.classes, facts.features + 1))
-    log_shares = np.log(facts.class_shares)
-    parameters[:, -1] = log_shares - log_shares.mean()
-    return parameters.ravel()
+    return parameters_at_shares(facts.class_shares, facts.features)
 
 
 def private_posterior(
@@ -440,6 +499,7 @@ def private_posterior(
         y=y,
         intercept=True,
         prior_std=settings.prior_std,
+        prior_mean=facts.prior_mean,
         partition="blocks" if owner is None else owner,
     )
     return with_public_constants(posterior, settings)
@@ -483,7 +543,7 @@ def whiten(
     posterior: Tabular,
     exact: bool = False,
 ) -> Whitened:
-    """Whiten a posterior by a release, if that is among the settings.
+    """Whiten a posterior if that is among the settings: by public rows, or a release.
 
     Args:
         key: seeds the noise of the release.
@@ -498,6 +558,10 @@ def whiten(
     """
     if not settings.whiten:
         return Whitened(posterior, facts, release=None)
+    if facts.public is not None:
+        whitened = posterior.whitened(facts.public.root, "whitened")
+        whitened = with_public_constants(whitened, settings)
+        return Whitened(whitened, facts, release=None)
     budget = float(facts.promise.budget(1)[0])
     budget_left = 1 - facts.spent / budget
     start = facts.rounds_before
@@ -666,17 +730,26 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         expects of their outcomes; the mean square of all features is 1.
     """
     dim = facts.features
+    public = facts.public
     generator = np.random.default_rng([seed, dim, facts.classes])
     rows = min(facts.rows, MAX_STAND_IN_ROWS)
-    variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
-    spread = np.sqrt(variance / variance.mean())
-    rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
-    coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
+    directions = np.eye(dim)
+    if public is None:
+        variance = np.arange(1, dim + 1) ** -VARIANCE_DECAY
+        spread = np.sqrt(variance / variance.mean())
+        rotation = np.linalg.qr(generator.standard_normal((dim, dim)))[0]
+        coordinates = generator.standard_normal((rows + TEST_ROWS, dim))
+        weighted = coordinates * spread**2
+    else:
+        directions = public.directions
+        coordinates = public.draw_features(generator, rows + TEST_ROWS)
+        weighted = coordinates @ directions
     if facts.classes:
         outcome = _draw_classes(
             generator,
             facts=facts,
             coordinates=coordinates,
+            directions=directions,
             strength=strength,
             rows=rows,
         )
@@ -684,12 +757,16 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         outcome = _draw_targets(
             generator,
             coordinates=coordinates,
-            spread=spread,
+            weighted=weighted,
             strength=strength,
             rows=rows,
         )
-    X = (outcome.coordinates * spread) @ rotation.T
-    X /= np.sqrt(np.mean(X**2))
+    if public is None:
+        X = (outcome.coordinates * spread) @ rotation.T
+        X /= np.sqrt(np.mean(X**2))
+    else:
+        distortion = 1.0 if public.is_labelled else 0.0
+        X = public.scaled_features(generator, outcome.coordinates, distortion)
     return StandIn(
         X=X[:rows],
         y=outcome.y[:rows],
@@ -697,6 +774,51 @@ def stand_in(facts: Facts, strength: float, seed: int) -> StandIn:
         expected=outcome.expected,
         noise=outcome.noise,
     )
+
+
+def distorted_table(facts: Facts, distortion: float, seed: int) -> StandIn:
+    """Draw a table of a law that is near to what public labelled rows say.
+
+    Args:
+        facts: the size of the table, and the public rows.
+        distortion: how far from what they say, 0 to 1; see
+            `PublicRows.draw_distorted`.
+        seed: of the draw.
+
+    Returns:
+        As many rows as `stand_in` does.
+    """
+    public = facts.public
+    assert public is not None  # it has labels
+    generator = np.random.default_rng([seed, facts.features, facts.classes])
+    rows = min(facts.rows, MAX_STAND_IN_ROWS)
+    drawn = public.draw_distorted(generator, rows + TEST_ROWS, distortion)
+    return StandIn(
+        X=drawn.X[:rows],
+        y=drawn.y[:rows],
+        X_test=drawn.X[rows:],
+        expected=drawn.expected[rows:],
+        noise=drawn.noise,
+    )
+
+
+def _tables(facts: Facts, stand_ins: int) -> Sequence[Callable[[int], StandIn]]:
+    """Return functions that draw the tables to try settings on, from a seed each.
+
+    Args:
+        facts: of the table.
+        stand_ins: of each kind.
+    """
+    strengths = STRENGTHS[facts.classes > 0]
+    if facts.prior_mean is None:
+        return [
+            partial(stand_in, facts, strength) for strength in strengths
+        ] * stand_ins
+    tables: list[Callable[[int], StandIn]] = [
+        partial(distorted_table, facts, distortion) for distortion in DISTORTIONS
+    ]
+    tables.append(partial(stand_in, facts, max(strengths)))
+    return tables * stand_ins
 
 
 @without_data
@@ -720,6 +842,7 @@ def _draw_classes(
     generator: np.random.Generator,
     facts: Facts,
     coordinates: Array,
+    directions: Array,
     strength: float,
     rows: int,
 ) -> _DrawnOutcome:
@@ -729,13 +852,14 @@ def _draw_classes(
         generator: of the stand-in.
         facts: of the table.
         coordinates: of all rows, [N + n, d].
+        directions: by which clusters may be further apart in some, [d, d].
         strength: as of `stand_in`.
         rows: N.
     """
     classes = facts.classes
     shares = facts.class_shares
     y = generator.choice(classes, size=len(coordinates), p=shares)
-    center = generator.standard_normal((classes, coordinates.shape[1]))
+    center = generator.standard_normal((classes, coordinates.shape[1])) @ directions
     center -= center.mean(0)
     mean_square = np.mean((center**2).sum(1))
     # Of two centres, the root mean square over all pairs.
@@ -753,7 +877,7 @@ def _draw_classes(
 def _draw_targets(
     generator: np.random.Generator,
     coordinates: Array,
-    spread: Array,
+    weighted: Array,
     strength: float,
     rows: int,
 ) -> _DrawnOutcome:
@@ -764,12 +888,12 @@ def _draw_targets(
     Args:
         generator: of the stand-in.
         coordinates: of all rows, [N + n, d].
-        spread: of the features in these directions, [d].
+        weighted: the coordinates, longer where targets depend on them more.
         strength: as of `stand_in`.
         rows: N.
     """
     slope = generator.standard_normal(coordinates.shape[1])
-    mean = (coordinates * spread**2) @ slope
+    mean = weighted @ slope
     noise = 1 / (1 + strength**2)
     mean *= (1 - noise) ** 0.5 / mean.std()
     y = mean + noise**0.5 * generator.standard_normal(len(coordinates))
@@ -801,24 +925,21 @@ def expect(
     Returns:
         What the settings reach on average over the stand-ins, in their order.
     """
-    scaled = [
-        replace(candidate, step_size=candidate.step_size * facts.rows_ratio)
-        for candidate in settings
-    ]
+    scaled = [_for_stand_in(facts, candidate) for candidate in settings]
     groups = _chain_groups(scaled)
     affordable = STAND_IN_NUMBERS // (facts.rows * facts.features)
     stand_ins = int(np.clip(affordable, 1, max_stand_ins))
-    strengths = STRENGTHS[facts.classes > 0] * stand_ins
-    scores = np.zeros((len(strengths), len(settings), 3))
+    tables = _tables(facts, stand_ins)
+    scores = np.zeros((len(tables), len(settings), 3))
     shared_plans = _SharedPlans()
     parts_done = 0
-    for seed, strength in enumerate(strengths):
+    for seed, draw_table in enumerate(tables):
         experiment = _Experiment(
             facts=facts._replace(
                 rows=min(facts.rows, MAX_STAND_IN_ROWS),
                 devices=min(facts.devices, MAX_STAND_IN_ROWS),
             ),
-            table=stand_in(facts, strength, seed),
+            table=draw_table(seed),
             key=jax.random.key(seed),
             shared_plans=shared_plans,
         )
@@ -826,7 +947,7 @@ def expect(
             experiment.score(group, candidates=scaled, scores=scores[seed])
             parts_done += 1
             if progress is not None:
-                progress(parts_done, len(strengths) * len(groups))
+                progress(parts_done, len(tables) * len(groups))
     fraction_of_chain = shared_plans.cap_fractions()
     return _averaged(
         settings,
@@ -834,6 +955,18 @@ def expect(
         has_classes=facts.classes > 0,
         cap_fractions=[fraction_of_chain[_chain_of(candidate)] for candidate in scaled],
     )
+
+
+def _for_stand_in(facts: Facts, settings: Settings) -> Settings:
+    """Return settings for a stand-in, which may have fewer rows than the table.
+
+    Steps are longer by as much; a prior that weighs as much as some of the rows is
+    wider, so that it weighs as much as that fraction of the stand-in's.
+    """
+    scaled = replace(settings, step_size=settings.step_size * facts.rows_ratio)
+    if facts.prior_mean is None:
+        return scaled
+    return replace(scaled, prior_std=settings.prior_std * facts.rows_ratio**0.5)
 
 
 def _chain_of(candidate: Settings) -> Settings:
@@ -1053,7 +1186,10 @@ def choose(facts: Facts, progress: Advance | None = None) -> list[Expected]:
     if is_repeatable and facts in _chosen:
         return list(_chosen[facts])
     ranked = _sorted(expect(facts, list(candidates(facts)), progress))
-    if facts.features**2 * facts.devices <= MAX_MOMENTS:
+    # Labelled public rows have said already which coordinates suit.
+    is_free = facts.public is not None
+    is_affordable = is_free or facts.features**2 * facts.devices <= MAX_MOMENTS
+    if is_affordable and facts.prior_mean is None:
         best = _eligible(facts, ranked)[0]
         whitened = neighbouring_settings(replace(best.settings, whiten=True))
         ranked = _sorted(ranked + expect(facts, whitened))
