@@ -577,7 +577,8 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
         request = request._replace(table=request.table.drop(columns="clinic"))
     request = request._replace(declared=DECLARED)
     original = request.table.copy(deep=True)
-    _, _, *before = folder._read_table(request)
+    split = folder._read_table(request)
+    before = (split.fitted, split.held_out)
     pandas.testing.assert_frame_equal(request.table, original)
     for replaced in range(5):
         table = original.astype({"sex": object, "smokes": object}).copy()
@@ -588,7 +589,8 @@ def test_no_row_decides_who_holds_another_or_whether_it_is_held_out(devices):
             "state": "ill",
         }.items():
             table.loc[replaced, name] = cell
-        _, _, *after = folder._read_table(request._replace(table=table))
+        split = folder._read_table(request._replace(table=table))
+        after = (split.fitted, split.held_out)
         changed = 0
         for first, second in zip(before, after, strict=True):
             assert (first.owner == second.owner).all()
