@@ -15,8 +15,8 @@ import pytest
 
 from tests.conftest import FULL
 from wflmc import InputError
+from wflmc.apps.tables import choosing as chosen
 from wflmc.apps.tables import folder
-from wflmc.apps.tables import settings as chosen
 from wflmc.apps.tables.cells import NameIndex
 from wflmc.apps.tables.description import make_schema
 from wflmc.apps.tables.encoding import encode, outcomes

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from wflmc.apps.tables import choosing as chosen
 from wflmc.apps.tables import folder
-from wflmc.apps.tables import settings as chosen
 from wflmc.privacy import Ledger, Privacy
 
 from ..conftest import FULL, count

@@ -18,11 +18,11 @@ from sklearn.preprocessing import FunctionTransformer
 
 import wflmc
 from wflmc import PrivateClassifier, PrivateRegressor, channel
-from wflmc.apps.tables import estimators, folder, scaling, selection
-from wflmc.apps.tables import settings as chosen
+from wflmc.apps.tables import choosing as chosen
+from wflmc.apps.tables import estimators, folder, scaling, selection, stand_ins
 from wflmc.apps.tables.audit import audit_fit
 from wflmc.apps.tables.protected import protected_chain
-from wflmc.apps.tables.settings import Facts, Settings
+from wflmc.apps.tables.settings import WHITENING_FRACTION, Facts, Settings
 from wflmc.privacy import Ledger, Privacy, releases
 from wflmc.privacy.lattice import Lattice
 from wflmc.runs.documents import FitFile
@@ -222,7 +222,7 @@ def test_plans_and_settings_do_not_depend_on_the_data(settings):
 
 def test_a_stand_in_has_the_size_of_the_table_and_the_better_settings_come_first():
     facts = Facts(120, 4, 3, 5, PROMISE, 0.02)
-    table = chosen.stand_in(facts, 6.0, 0)
+    table = stand_ins.stand_in(facts, 6.0, 0)
     assert table.X.shape == (120, 4)
     assert set(np.unique(table.y)) <= {0, 1, 2}
     assert np.mean(table.X**2) == pytest.approx(1.0, abs=0.25)
@@ -262,7 +262,7 @@ def test_a_rare_class_keeps_its_share(monkeypatch):
 
 def test_a_stand_in_has_the_shares_of_the_classes_and_knows_its_law():
     facts = Facts(20_000, 3, 3, 5, PROMISE, 0.02, shares=(0.7, 0.2, 0.1))
-    table = chosen.stand_in(facts, 1.0, 0)
+    table = stand_ins.stand_in(facts, 1.0, 0)
     counts = np.bincount(table.y) / len(table.y)
     assert counts == pytest.approx([0.7, 0.2, 0.1], abs=4 * (0.25 / 20_000) ** 0.5)
     assert table.X.mean(0) == pytest.approx(np.zeros(3), abs=0.03)
@@ -413,7 +413,7 @@ def test_whitening_is_paid_from_the_same_epsilon(seed, tmp_path):
     loss = model.privacy_.loss
     budget = PROMISE.budget(1)[0]
     assert loss["whitening"] == pytest.approx(
-        chosen.WHITENING_FRACTION * (budget - loss["scaling"] - loss["class counts"]),
+        WHITENING_FRACTION * (budget - loss["scaling"] - loss["class counts"]),
         rel=1e-6,
     )
     assert Ledger(PROMISE, 1, path=path).spent[0] == pytest.approx(sum(loss.values()))
@@ -786,4 +786,4 @@ def test_candidates_have_one_plan_for_all_stand_ins(monkeypatch, plans_made, whi
 
     monkeypatch.setattr(chosen, "_SharedPlans", PlanOfEach)
     assert chosen.expect(facts, tried, max_stand_ins=2) == shared
-    assert plans_made() == len(tried) * (1 + 2 * len(chosen.STRENGTHS[True]))
+    assert plans_made() == len(tried) * (1 + 2 * len(stand_ins.STRENGTHS[True]))

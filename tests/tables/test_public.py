@@ -13,8 +13,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from wflmc import PrivateClassifier, PrivateRegressor
+from wflmc.apps.tables import choosing as chosen
 from wflmc.apps.tables import public as public_rows
-from wflmc.apps.tables import settings as chosen
 from wflmc.apps.tables.audit import audit_fit
 from wflmc.apps.tables.public import (
     MAX_PRIOR_WEIGHT,

@@ -32,8 +32,8 @@ def command(request: "FitRequest", as_json: AsJson = False) -> None:
     """
     from wflmc.apps.report.text import numbers_table
     from wflmc.apps.tables import selection
+    from wflmc.apps.tables.choosing import choose, value_of_more
     from wflmc.apps.tables.folder import facts_of
-    from wflmc.apps.tables.settings import choose, value_of_more
     from wflmc.support.progress import progress_bar
 
     facts = facts_of(request)

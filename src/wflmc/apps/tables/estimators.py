@@ -20,6 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from wflmc.apps.tables import selection
+from wflmc.apps.tables.choosing import Advance, choose
 from wflmc.apps.tables.model import FittedModel, Interval, PredictedTargets
 from wflmc.apps.tables.protected import protected_chain
 from wflmc.apps.tables.public import (
@@ -41,10 +42,8 @@ from wflmc.apps.tables.scaling import (
     release_scaling,
 )
 from wflmc.apps.tables.settings import (
-    Advance,
     Facts,
     Settings,
-    choose,
     initial_parameters,
     make_plan,
     private_posterior,

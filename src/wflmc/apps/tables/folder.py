@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wflmc.apps.tables.cells import parse_number
+from wflmc.apps.tables.choosing import value_of_more
 from wflmc.apps.tables.description import make_schema
 from wflmc.apps.tables.encoding import (
     device_names,
@@ -42,7 +43,7 @@ from wflmc.apps.tables.public import (
 from wflmc.apps.tables.reading import as_frame
 from wflmc.apps.tables.scaling import scaling_fraction
 from wflmc.apps.tables.schema import Missing, Schema, Task, read_schema
-from wflmc.apps.tables.settings import Facts, promise_of, value_of_more
+from wflmc.apps.tables.settings import Facts, promise_of
 from wflmc.channel import Link
 from wflmc.evaluation import calibration, reliability
 from wflmc.posterior.inputs import Names, as_classes, class_names
