@@ -422,7 +422,7 @@ def test_from_two_files_to_predictions_and_a_page(call, files):
     assert call("report", model)[0] == 0
     page = (model / "report.html").read_text()
     assert "60 public rows of registry.csv" in page
-    assert "from the prior" in page
+    assert "distance from the public fit" in page
     out = files / "predictions.csv"
     assert call("predict", model, files / "patients.csv", "--out", out)[0] == 0
     assert len(pd.read_csv(out)) == 160

@@ -72,9 +72,10 @@ def render_fit(fit: FitFile, name: str) -> str:
     target = f"the number {fit.target}"
     if fit.classes:
         target = f"{len(fit.classes)} classes of {fit.target}"
+    devices = "1 device" if fit.devices == 1 else f"{fit.devices:,} devices"
     lead = (
-        f"A private model of {target}, from {fit.rows:,} rows of {fit.devices:,} "
-        f"devices with {fit.features} features. This page is for the owner of the "
+        f"A private model of {target}, from {fit.rows:,} rows of {devices} "
+        f"with {fit.features} features. This page is for the owner of the "
         "data: scores are computed from rows that epsilon does not protect."
     )
     sections = [PageSection("answer", "How good is it?", _answer(fit))]
