@@ -17,7 +17,6 @@ from ..conftest import FULL, PAPER_DATA, count
 from ..error_tools import names_key
 
 CLOSED = ("fig2", "fig3a", "fig3b", "fig4a", "fig4b", "fig5")
-# Figure 6 with all its experiments has a test of its own below.
 SAMPLED = ("fig6", "fig7") if FULL else ()
 FEW_EXPERIMENTS = str(count(2, 3))
 SCHEMES = {"optimized", "equal", "no-dp", "noiseless-dp", "noiseless"}
@@ -93,8 +92,7 @@ def test_other_data_are_no_reproach_to_the_paper(call, tmp_path):
     assert "nan" not in (tmp_path / "out" / "claims.json").read_text()
 
 
-LONG_FIGURES = ["fig7"] if FULL else []
-EXPERIMENTS = count(40, 100)
+EXPERIMENTS = 100
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +107,7 @@ def paper_figures(tmp_path_factory):
         "wflmc",
         "reproduce",
         "fig6",
-        *LONG_FIGURES,
+        "fig7",
         *options,
         "--json",
     ]
@@ -131,6 +129,10 @@ def curves(path):
     }
 
 
+@pytest.mark.skipif(
+    not FULL,
+    reason="tests/studies has points of figure 6: make test-full runs all of it",
+)
 def test_figure_6_as_in_the_paper(paper_figures):
     folder, claims = paper_figures
     assert all(claim["holds"] for claim in claims)
@@ -154,11 +156,11 @@ def test_figure_6_as_in_the_paper(paper_figures):
     assert 0.013 < curves(folder / "fig6_floor.csv")["floor"][30] * EXPERIMENTS < 0.025
 
 
+@pytest.mark.skipif(
+    not FULL,
+    reason="figure 7 with all its experiments takes half a minute: make test-full runs it",
+)
 def test_figure_7_as_in_the_paper(paper_figures):
-    if not FULL:
-        pytest.skip(
-            "figure 7 with all its experiments takes half a minute: make test-full runs it"
-        )
     seven = curves(paper_figures[0] / "fig7.csv")
     for scheme in SCHEMES:
         assert seven[scheme][10] > 10 * seven[scheme][50]

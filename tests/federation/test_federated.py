@@ -86,8 +86,6 @@ QUICK_SYSTEMS = (
     "unlike devices",
     "kinetic, badly known channels",
     "records, paid whitening",
-    "unbiased schedule",
-    "labels",
 )
 
 

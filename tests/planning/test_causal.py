@@ -274,6 +274,9 @@ def test_what_is_refused(posterior):
         figure_6(posterior, channel.rayleigh(0.01), 20, csi="causal", solver="cvxpy")
 
 
+@pytest.mark.skipif(
+    not FULL, reason="runs of a hundred rounds are above: make test-full runs it"
+)
 def test_a_thousand_rounds(posterior):
     causal = figure_6(
         posterior,

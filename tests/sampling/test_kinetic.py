@@ -40,11 +40,9 @@ CASES = {
     "hardly any friction": {"factor": 0.7, "friction": 0.1},
 }
 QUICK_CASES = (
-    "below the cap",
     "above the cap",
     "from zero, large step",
     "few send, channels known badly",
-    "hardly any friction",
 )
 
 

@@ -18,6 +18,7 @@ from wflmc.sampling import loop
 from wflmc.sampling.loop import HostRound, check_finite, run_rounds, single_rounds
 from wflmc.support.errors import OverspendError, SamplingError
 
+from ..conftest import FULL
 from ..error_tools import raises_input_error
 
 
@@ -175,7 +176,8 @@ def test_every_way_of_running_chains_is_this_loop(
     assert all(after.start == before.stop for before, after in pairwise(checked))
 
 
-@pytest.mark.parametrize("way", WAYS)
+# Coverage runs the simulation, and tests/federation compares a federation with it.
+@pytest.mark.parametrize("way", WAYS if FULL else [simulation, protected])
 def test_every_way_of_running_chains_has_the_update_of_dynamics(
     way, posterior, plan, tmp_path, monkeypatch
 ):
