@@ -235,6 +235,59 @@ def test_no_candidate_has_a_narrower_prior():
     assert numbers.prior_std(500, 0.1) == pytest.approx(50**-0.5)
 
 
+def test_a_rare_class_among_several_is_not_outweighed_by_the_prior():
+    # The Hessian of a row has this smallest eigenvalue for what tells classes apart.
+    X, _ = draw_patients(400, 1)
+    y = np.repeat([0, 1, 2], [198, 198, 4])
+    public = learn_public_rows(X, y, 3)
+    q = np.asarray(public.shares)
+    pulls = []
+    for direction in np.linalg.svd(np.eye(3) - 1 / 3)[0][:, :2].T:
+        curvature = direction @ (np.diag(q) - np.outer(q, q)) @ direction
+        precision = public.prior_std(1000, 0.1) ** -2
+        pulls.append(precision / (precision + 1000 * curvature))
+    assert max(pulls) <= 1 / 11 + 1e-9
+
+
+def test_declared_ranges_count_in_place_of_public_ones():
+    X, y = draw_costs(400, 0)
+    public_X, public_y = draw_costs(60, 1)
+    public_X = public_X * [1, 1, 0] + [0, 0, 7]  # constant among public rows
+    ranges = np.array([[np.nan, np.nan], [np.nan, np.nan], [6.8, 7.2], [300.0, 700.0]])
+    in_thousands = learn_public_rows(public_X, public_y / 1000, 0, ranges)
+    assert in_thousands.scaling.center[2:] == pytest.approx([7.0, 500.0])
+    # Half of the range, times the spread of the others within theirs.
+    plain = learn_public_rows(public_X, public_y, 0)
+    within = plain.scaling.scale[0] / (np.ptp(public_X[:, 0]) / 2)
+    assert in_thousands.scaling.scale[2] == pytest.approx(0.2 * within, rel=0.2)
+    model = PrivateRegressor(
+        3.0,
+        public=(public_X, public_y / 1000),
+        ranges=ranges[:3],
+        target_range=(300.0, 700.0),
+        random_state=0,
+    ).fit(X, y)
+    lower, upper = model.predict_interval(X)
+    assert np.mean((lower < y) & (y < upper)) > 0.8
+
+
+def test_columns_of_frames_go_by_name():
+    X, y = draw_patients(200, 0)
+    frame = pd.DataFrame(X, columns=["age", "bmi", "ratio"])
+    public_X, public_y = draw_patients(60, 1)
+    public_frame = pd.DataFrame(public_X, columns=["age", "bmi", "ratio"])
+    models = [
+        PrivateClassifier(
+            1.0, public=(rows, public_y), settings=SHORT_SETTINGS, random_state=0
+        ).fit(frame, y)
+        for rows in (public_X, public_frame[["ratio", "age", "bmi"]])
+    ]
+    assert np.array_equal(models[0].model_.theta, models[1].model_.theta)
+    renamed = public_frame.rename(columns={"age": "years"})
+    with raises_input_error("public", "age"):
+        PrivateClassifier(1.0, public=(renamed, public_y)).fit(frame, y)
+
+
 def test_nothing_private_decides_how_public_rows_are_used():
     public = draw_patients(60, 1)
     fits = []
@@ -310,6 +363,9 @@ PUBLIC = draw_patients(20, 1)
     ("public", "facts"),
     [
         (PUBLIC[0], ("(X, y)",)),
+        ({"X": PUBLIC[0], "y": PUBLIC[1]}, ("(X, y)",)),
+        (([[1.0, 2.0], [1.0]], None), ("no table",)),
+        ((PRIVATE[0][:9], PRIVATE[1][:9]), ("rows of the table",)),
         ((PUBLIC[0][:, :2], PUBLIC[1]), ("2 features", "3 features")),
         ((PUBLIC[0], PUBLIC[1][:5]), ("labels of shape",)),
         ((PUBLIC[0][:1], PUBLIC[1][:1]), ("one",)),
@@ -332,7 +388,12 @@ def test_other_rows_are_distinct():
     X, y = draw_patients(30, 0, labels=(0, 1))
     check_distinct(X, y, X + 1e-9, y)
     check_distinct(X, 1 - y, X, y)
-    check_distinct(X[:-1], y[:-1], X, y)
+    check_distinct(np.vstack([X[:5], X[5:6] + 1]), y[:6], X, y)
+    # Among few categories, unlike people have equal rows.
+    check_distinct(X[:9].round() * 0, y[:9], X.round() * 0, y)
+    for part in (slice(None), slice(0, 7)):
+        with raises_input_error("public", "rows of the table"):
+            check_distinct(X[part][::-1], y[part][::-1], X, y)
 
 
 def test_an_attack_on_a_fit_with_public_rows_proves_no_more_than_epsilon(monkeypatch):
@@ -457,6 +518,7 @@ def test_numbers_of_two_files(call, tmp_path):
         (lambda rows: rows.assign(bmi=np.nan), "public rows: column 'bmi' has missing"),
         (lambda rows: rows[:0], "--public has no rows"),
         (lambda rows: rows.assign(bmi="high"), "column 'bmi'"),
+        (lambda rows: rows.assign(sex=range(len(rows))), "has names in the table"),
     ],
 )
 def test_a_public_table_that_will_not_do_is_one_sentence(call, files, change, words):
@@ -478,4 +540,4 @@ def test_the_private_table_is_no_public_one(call, files):
         options = [*OPTIONS, "--public", files / name, "--out", files / "model"]
         code, _, errors = call("fit", table, *options)
         assert code == 2
-        assert "--public has the rows of the table" in errors
+        assert "--public has only rows of the table" in errors

@@ -472,8 +472,7 @@ def _public_lines(fit: FitFile) -> Iterator[str]:
     yield f"{fit.public.rows:,} public rows gave {gifts}, without any ε."
     if fit.prior_distance is not None:
         away = f"{fit.prior_distance:.3g} standard deviations of the prior"
-        meaning = "above 1 the table contradicts the public rows"
-        yield f"The draws are {away} from its mean; {meaning}."
+        yield f"The mean of the draws is {away} from the public fit."
 
 
 def _score_lines(fit: FitFile) -> Iterator[str]:

@@ -135,16 +135,38 @@ def make_schema(
     if is_labelled:
         with of_public_rows(public):
             outcomes(labelled, schema)
-    encode(frame, schema)
-    try:
+    with _adding("kinds and gaps are those of public rows unless declared", public):
+        encode(frame, schema)
+    reason = (
+        "its kind and classes are those of public rows: --task and --schema say else"
+    )
+    has_classes = bool({"classes", "task"} & content.keys())
+    with _adding(reason, public if is_labelled and not has_classes else None):
         outcomes(frame, schema)
+    return schema
+
+
+@contextmanager
+def _adding(reason: str, public: DataFrame | None) -> Iterator[None]:
+    """Let errors say what public rows have to do with them.
+
+    Args:
+        reason: added to the requirement.
+        public: the rows; None leaves errors as they are.
+
+    Yields:
+        Nothing, while an `InputError` raised inside gets more words.
+
+    Raises:
+        InputError: the one raised inside.
+    """
+    try:
+        yield
     except InputError as error:
-        if not is_labelled or "classes" in content:
+        if public is None:
             raise
-        reason = "classes are those of the public rows where the schema has none"
         requirement = f"{error.requirement} ({reason})"
         raise InputError(error.key, error.value, requirement) from None
-    return schema
 
 
 @contextmanager
@@ -197,10 +219,10 @@ def _check_public_kinds(
     features: Sequence[str],
     of_columns: Mapping[str, Declarations],
 ) -> None:
-    """Refuse names among public rows where the table has numbers.
+    """Refuse names in a column of one table and numbers in that of the other.
 
-    None of the numbers would be a category, so that the column would be lost. Names in
-    a column of public numbers are refused where the table is encoded.
+    Of public names none of the numbers would be a category, so that the column would be
+    lost; and codes, as names that look like numbers, are no magnitudes.
 
     Args:
         frame: the private table.
@@ -214,12 +236,15 @@ def _check_public_kinds(
         key = f"column {name!r}"
         with of_public_rows(public):
             described = infer_kind(public[name], key, is_typed=_is_typed(public))
-        if described.kind == "numeric":
+        private = infer_kind(frame[name], key, is_typed=_is_typed(frame))
+        if (described.kind == "numeric") == (private.kind == "numeric"):
             continue
-        if infer_kind(frame[name], key, is_typed=_is_typed(frame)).kind == "numeric":
-            problem = "has numbers in the table and names among public rows"
-            requirement = "of one kind in both, or declared in the schema"
-            raise InputError(key, Fault(problem), requirement)
+        kinds = ("numbers", "names")
+        if private.kind != "numeric":
+            kinds = ("names", "numbers")
+        problem = f"has {kinds[0]} in the table and {kinds[1]} among public rows"
+        requirement = "of one kind in both, or declared in the schema"
+        raise InputError(key, Fault(problem), requirement)
 
 
 def _with_taken(schema: Schema, content: Mapping[str, object]) -> Schema:

@@ -27,8 +27,10 @@ from wflmc.apps.tables.public import (
     PublicExamples,
     PublicRows,
     check_distinct,
+    in_column_order,
     learn_public_rows,
     public_arrays,
+    public_pair,
 )
 from wflmc.apps.tables.scaling import (
     SCALED_LIMIT,
@@ -304,13 +306,13 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             path: of the ledger.
         """
         promise = promise_of(self)
-        public = self._learn_public_rows(X, outcomes, target)
+        columns = self._columns(X, outcomes, target)
+        public = self._learn_public_rows(X, outcomes, target, columns.ranges)
         key = self._key()
         owner = _owners(devices, len(X), self.unit)
         device_count = int(owner.max()) + 1
         units = len(X) if self.unit == "record" else device_count
         account = _open_account(promise, device_count, path)
-        columns = self._columns(X, outcomes, target)
         _warn(self.epsilon, self.delta, units=units, fit_number=self._count_fit())
 
         scaling = self._scaling(key, promise, columns, owner, public, account)
@@ -392,7 +394,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
     @property
     def _has_public_labels(self) -> bool:
         """Whether there are public rows with labels."""
-        return self.public is not None and self.public[1] is not None
+        return self.public is not None and public_pair(self.public)[1] is not None
 
     def _columns(self, X: Array, outcomes: np.ndarray, target: _Target) -> _Columns:
         """Return the columns that are scaled, and what is public of them."""
@@ -413,7 +415,7 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
         )
 
     def _learn_public_rows(
-        self, X: Array, outcomes: np.ndarray, target: _Target
+        self, X: Array, outcomes: np.ndarray, target: _Target, ranges: Array
     ) -> PublicRows | None:
         """Return what public rows say; None where there are none.
 
@@ -421,12 +423,17 @@ class _Private(ABC, BaseEstimator):  # type: ignore[misc]
             X: private features, [N, d], which must not be the public ones.
             outcomes: private classes from 0, or targets, [N].
             target: what is public of it.
+            ranges: that are declared, as `_columns` returns them.
         """
         if self.public is None:
             return None
-        examples = public_arrays(self.public, X.shape[1], target.classes)
+        public_X, labels = public_pair(self.public)
+        columns = getattr(self, "feature_names_in_", None)
+        ordered = in_column_order(public_X, columns)
+        features = X.shape[1]
+        examples = public_arrays((ordered, labels), features, target.classes)
         check_distinct(*examples, X, outcomes)
-        return learn_public_rows(*examples, len(target.classes))
+        return learn_public_rows(*examples, len(target.classes), ranges)
 
     def _scaling(
         self,
@@ -894,7 +901,8 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             return class_names(labels, self.classes)
         assert self.public is not None  # it has labels
         with renamed_keys({"data": "public"}):
-            return class_names(np.asarray(self.public[1]), self.classes)
+            _, public_labels = public_pair(self.public)
+            return class_names(np.asarray(public_labels), self.classes)
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Predict the probability of every class.

@@ -165,6 +165,7 @@ class _SplitTable(NamedTuple):
         fitted: rows to fit.
         held_out: other rows.
         public: features and targets of public rows; None without any.
+        unknown: columns of held-out rows with categories that public rows lack.
     """
 
     schema: Schema
@@ -172,6 +173,7 @@ class _SplitTable(NamedTuple):
     fitted: TableRows
     held_out: TableRows
     public: PublicExamples | None
+    unknown: list[str]
 
 
 def _read_table(request: FitRequest) -> _SplitTable:
@@ -227,7 +229,10 @@ def _read_table(request: FitRequest) -> _SplitTable:
     fitting_devices, fitted_owner = np.unique(owner[is_fitted], return_inverse=True)
     fitted_names = np.asarray(names)[fitting_devices].tolist()
     fitted = TableRows(encoded.X[is_fitted], y[is_fitted], fitted_owner, fitted_names)
-    return _SplitTable(schema, encoded.ranges, fitted, held_out, public)
+    unknown: list[str] = []
+    if public is not None:
+        unknown = unknown_categories(frame[is_held_out], schema)
+    return _SplitTable(schema, encoded.ranges, fitted, held_out, public, unknown)
 
 
 def facts_of(request: FitRequest) -> Facts:
@@ -264,7 +269,11 @@ def facts_of(request: FitRequest) -> Facts:
     if table.public is not None:
         names: Names = class_names((), classes) if classes else ()
         examples = public_arrays(table.public, features, names)
-        public = learn_public_rows(*examples, len(classes))
+        ranges = table.ranges
+        if not classes:
+            target_range = table.schema.target_range or (np.nan, np.nan)
+            ranges = np.vstack([ranges, target_range])
+        public = learn_public_rows(*examples, len(classes), ranges)
         return facts._replace(public=public, shares=public.shares)
     budget = float(promise.budget(1)[0])
     units = rows if request.unit == "record" else devices
@@ -307,6 +316,7 @@ def fit_table(
         reason = "this one holds a fit already, and what fits spend adds up"
         raise InputError("--out", str(out), f"a new folder: {reason}")
     table = _read_table(request)
+    source = _source_of(request.public)
     model = _estimator(request, table)
     model.progress = progress
     out.mkdir(parents=True, exist_ok=True)
@@ -314,7 +324,6 @@ def fit_table(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(fitted.X, fitted.y, fitted.owner, ledger=out / LEDGER)
-    source = _source_of(request.public)
     privacy_warnings = [
         str(warning.message)
         for warning in caught
@@ -325,7 +334,11 @@ def fit_table(
     document = described.model_copy(
         update={
             "not_covered": [*uncovered, *described.not_covered],
-            "warnings": [*privacy_warnings, *prediction_warnings(described)],
+            "warnings": [
+                *privacy_warnings,
+                *prediction_warnings(described),
+                *_unknown_warnings(table.unknown),
+            ],
             "seconds": time.perf_counter() - began,
         }
     )
@@ -516,6 +529,11 @@ def prediction_warnings(fit: FitFile) -> list[str]:
         for each class whose mean probability is off.
     """
     advice = "do not use them. More rows, a larger epsilon or public ranges would help"
+    if fit.public is not None:
+        advice = (
+            "do not use them. Check that public rows have the units of the table and "
+            "labels that mean the same, or fit without them"
+        )
     biased = [_bias_warning(scores) for scores in fit.biased_classes]
     classes = len(fit.classes or [0, 1])
     if fit.nll is not None and fit.nll >= np.log(classes):
@@ -525,6 +543,18 @@ def prediction_warnings(fit: FitFile) -> list[str]:
         problem = "Predictions are no better than a constant on the held-out rows"
         return [f"{problem} (R² {fit.r2:.3g}): {advice}."]
     return biased
+
+
+def _unknown_warnings(columns: Sequence[str]) -> list[str]:
+    """Return warnings about columns with categories that no public row has.
+
+    Args:
+        columns: in which some held-out rows have such categories.
+    """
+    problem = "categories that no public row has, which count as unknown"
+    return [
+        f"Some held-out rows of column {name!r} have {problem}." for name in columns
+    ]
 
 
 def _bias_warning(scores: ClassScores) -> str:

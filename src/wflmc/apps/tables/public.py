@@ -6,7 +6,7 @@ prior. They also have laws that private rows might follow: settings are tried on
 drawn from these. All of this is free, as no private row is looked at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
@@ -47,6 +47,8 @@ MAX_FOLDED_ROWS = 2000
 """Public rows that the spread of the prior is chosen on, at most."""
 MIN_CURVATURE = 1e-3
 """Least curvature of the cost by a row: where all rows are predicted for sure."""
+MIN_DISTINCT_FRACTION = 0.9
+"""Rows that differ from all others, over all rows, where equal rows mean equal people."""
 MAX_PRIOR_WEIGHT = 0.1
 """The most that a prior weighs, in private rows, over the number of these."""
 COLUMN_DISTORTION = 0.5
@@ -152,13 +154,15 @@ class PublicRows:
     def prior_std(self, rows: int, weight: float) -> float:
         r"""Return the standard deviation of a prior that weighs as much as some rows.
 
-        In whitened features, a row curves the cost of every direction by κ on average:
-        by 1 over the noise of unit variance for numbers, and for classes at odds $q_c$
-        by $(1 - \sum_c q_c^2)/(C - 1)$ in what tells classes apart. N rows have the
-        curvature Nκ there, and a prior of $s^2 = 1/(w N κ)$ that of w N rows. With
-        w = `MAX_PRIOR_WEIGHT`, which is the narrowest prior that a fit tries, the
-        posterior is at most 1/11 of the way from the private optimum to the prior's
-        mean: N private rows win, whatever the public ones say.
+        In a direction of unit second moment, a row curves the cost by at least κ: by 1
+        over the noise of unit variance for numbers, and for classes at odds $q_c$ by
+        the smallest eigenvalue of $\mathrm{diag}(q) - q q^T$ but for the 0 of moving
+        all classes alike. N rows have at least the curvature Nκ there, and a prior of
+        $s^2 = 1/(w N κ)$ that of w N rows. With w = `MAX_PRIOR_WEIGHT`, which is the
+        narrowest prior that a fit tries, the posterior is at most 1/11 of the way from
+        the private optimum to the prior's mean. This holds where private rows have the
+        odds and second moments of the public ones; where a direction has the moment
+        v < 1, or a class is rarer than among public rows, the prior weighs more.
 
         Args:
             rows: N, of the private table, which is public.
@@ -170,7 +174,8 @@ class PublicRows:
         curvature = 1.0
         if self.classes:
             shares = np.asarray(self.shares)
-            curvature = float(1 - shares @ shares) / (self.classes - 1)
+            hessian = np.diag(shares) - np.outer(shares, shares)
+            curvature = float(np.linalg.eigvalsh(hessian)[1])
         return float((weight * rows * max(curvature, MIN_CURVATURE)) ** -0.5)
 
     def draw_features(self, generator: np.random.Generator, count: int) -> Array:
@@ -278,6 +283,51 @@ class PublicRows:
         return np.column_stack([features, constants])
 
 
+def public_pair(public: object) -> PublicExamples:
+    """Return features and labels of public rows, as they were passed.
+
+    Args:
+        public: what a caller has as (X, y).
+
+    Returns:
+        X, an array or a frame, and y, or None without labels.
+
+    Raises:
+        InputError: it is no pair, or X is no table.
+    """
+    requirement = "(X, y) of public rows, with y = None where they have no labels"
+    if not isinstance(public, tuple | list) or len(public) != 2:
+        raise InputError("public", Fault("is no pair"), requirement)
+    X, labels = public
+    try:
+        dimensions = np.ndim(X)
+    except ValueError:  # rows of unlike lengths
+        dimensions = 0
+    if dimensions != 2:
+        raise InputError("public", Fault("has an X that is no table"), requirement)
+    return X, labels
+
+
+def in_column_order(X: ArrayLike, columns: Sequence[str] | None) -> ArrayLike:
+    """Return public features with the columns of the private ones, in their order.
+
+    Args:
+        X: a frame, whose columns go by name; or an array, whose columns go by place.
+        columns: names of the private features; None where they have none.
+
+    Raises:
+        InputError: a frame has other columns.
+    """
+    names = getattr(X, "columns", None)
+    if names is None or columns is None:
+        return X
+    if sorted(map(str, names)) != sorted(map(str, columns)):
+        problem = Fault("has other columns than the private rows")
+        raise InputError("public", problem, f"the columns {', '.join(columns)}")
+    ordered: ArrayLike = X[list(columns)]  # type: ignore[call-overload, index]
+    return ordered
+
+
 def public_arrays(
     public: object, features: int, names: Names
 ) -> tuple[Array, np.ndarray | None]:
@@ -295,11 +345,8 @@ def public_arrays(
         InputError: they are not finite numbers, of other shapes, or labelled by none of
             the names.
     """
-    if not isinstance(public, tuple | list) or len(public) != 2:
-        requirement = "(X, y) of public rows, with y = None where they have no labels"
-        raise InputError("public", public, requirement)
-    X, labels = public
-    count = len(np.atleast_1d(np.asarray(X)))
+    X, labels = public_pair(public)
+    count = len(np.atleast_1d(X))
     if labels is not None and np.shape(labels) != (count,):
         problem = Fault(f"has labels of shape {np.shape(labels)}")
         raise InputError("public", problem, f"labelled row by row, [{count}]")
@@ -317,13 +364,18 @@ def public_arrays(
     return rows.astype(float), y
 
 
-def learn_public_rows(X: Array, y: np.ndarray | None, classes: int) -> PublicRows:
+def learn_public_rows(
+    X: Array, y: np.ndarray | None, classes: int, ranges: Array | None = None
+) -> PublicRows:
     """Learn from public rows what a fit may know before it looks at private ones.
 
     Args:
         X: features in their own units, [n, d].
         y: classes from 0, or targets in their own unit, [n]; None without labels.
         classes: C; 0 where targets are numbers.
+        ranges: least and largest value of features, and of a target behind them, that
+            are declared and count in place of those of the rows, [d, 2] or [d + 1, 2];
+            nan elsewhere.
 
     Returns:
         Scales, whitening and, where there are labels, the mean of the prior. The prior
@@ -340,9 +392,14 @@ def learn_public_rows(X: Array, y: np.ndarray | None, classes: int) -> PublicRow
         requirement = "labelled by different values, or not labelled at all"
         raise InputError("public", problem, requirement)
     features = X.shape[1]
-    scaling = _scaling(X, groups=())
+    columns = X
+    groups: tuple[int, ...] = ()
     if y is not None and not classes:
-        scaling = _scaling(np.column_stack([X, y]), groups=(features,))
+        columns = np.column_stack([X, y])
+        groups = (features,)
+    if ranges is None:
+        ranges = np.full((columns.shape[1], 2), np.nan)
+    scaling = _scaling(columns, groups, ranges[: columns.shape[1]])
     Z = Scaling(scaling.center[:features], scaling.scale[:features])(X)
     name = digest(X) if y is None else digest(X, y)
     unlabelled = PublicRows(Z, scaling, root=_root(Z), classes=classes, name=name)
@@ -358,7 +415,7 @@ def learn_public_rows(X: Array, y: np.ndarray | None, classes: int) -> PublicRow
 def check_distinct(
     X: Array, y: np.ndarray | None, private_X: Array, private_y: np.ndarray
 ) -> None:
-    """Refuse public rows that are the private ones, in whatever order.
+    """Refuse public rows that are the private ones, or some of them, in any order.
 
     Args:
         X: features of the public rows, [n, d].
@@ -367,25 +424,30 @@ def check_distinct(
         private_y: their labels.
 
     Raises:
-        InputError: they are the same rows.
+        InputError: every public row is one of the private ones. Rows that are repeated
+            say nothing: among few categories, unlike people have equal rows.
     """
-    if X.shape != private_X.shape:
-        return
     public_columns: list[np.ndarray] = [X]
     private_columns: list[np.ndarray] = [private_X]
     if y is not None:
         names = np.unique(np.concatenate([y, private_y]))
         public_columns.append(np.searchsorted(names, y)[:, None])
         private_columns.append(np.searchsorted(names, private_y)[:, None])
-    if np.array_equal(_sorted_rows(public_columns), _sorted_rows(private_columns)):
+    public_rows = _distinct_rows(public_columns)
+    private_rows = _distinct_rows(private_columns)
+    if len(public_rows) < MIN_DISTINCT_FRACTION * len(X):
+        return
+    if len(private_rows) < MIN_DISTINCT_FRACTION * len(private_X):
+        return
+    if public_rows <= private_rows:
         requirement = "other rows than the table's, which are private"
-        raise InputError("public", Fault("has the rows of the table"), requirement)
+        raise InputError("public", Fault("has only rows of the table"), requirement)
 
 
-def _sorted_rows(columns: list[np.ndarray]) -> Array:
-    """Return rows of columns side by side, in the order of their values."""
-    rows = np.hstack(columns).astype(float)
-    return np.asarray(rows[np.lexsort(rows.T)])
+def _distinct_rows(columns: list[np.ndarray]) -> set[bytes]:
+    """Return the bytes of every row of columns side by side, each once."""
+    rows = np.ascontiguousarray(np.hstack(columns).astype(float) + 0.0)
+    return {row.tobytes() for row in rows}
 
 
 def parameters_at_shares(shares: ArrayLike, features: int) -> Array:
@@ -404,17 +466,22 @@ def parameters_at_shares(shares: ArrayLike, features: int) -> Array:
     return parameters.ravel()
 
 
-def _scaling(columns: Array, groups: tuple[int, ...]) -> Scaling:
+def _scaling(columns: Array, groups: tuple[int, ...], ranges: Array) -> Scaling:
     """Return scales as a release has them: ranges, by the spread within all of them.
 
     A column that is seldom other than zero, such as a rare category, is not stretched
-    further than others of its range. Columns that are constant keep their unit.
+    further than others of its range. Columns that are constant keep their unit. A range
+    that is declared counts in place of that of the rows.
 
     Args:
         columns: [n, d].
         groups: where a group of columns begins that has a spread of its own.
+        ranges: that are declared, [d, 2]; nan elsewhere.
     """
+    is_declared = ~np.isnan(ranges).any(1)
     center = columns.mean(0)
+    is_outside = (center < ranges[:, 0]) | (center > ranges[:, 1])
+    center = np.where(is_outside, ranges.mean(1), center)
     half_width = np.ptp(columns, axis=0) / 2
     size = np.abs(columns).max(0)
     is_constant = half_width <= CONSTANT_COLUMN * size
@@ -425,6 +492,8 @@ def _scaling(columns: Array, groups: tuple[int, ...]) -> Scaling:
         if varying.size:
             in_range = columns[:, varying].std(0) / half_width[varying]
             spread[first:end] = np.sqrt(np.mean(in_range**2))
+    declared_half_width = np.ptp(ranges, axis=1) / 2
+    half_width = np.where(is_declared, declared_half_width, half_width)
     return Scaling(center, half_width * spread)
 
 
