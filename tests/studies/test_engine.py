@@ -19,7 +19,6 @@ from wflmc.apps.studies.engines import StudyError, local, open_engine, perform
 from wflmc.apps.studies.paper.fig6_fig7 import MultiSample, multi_sample_study
 from wflmc.apps.studies.study import Point, Row, Study, run_study
 
-from ..conftest import FULL
 from ..error_tools import raises_input_error
 
 
@@ -225,9 +224,6 @@ def test_studies_are_the_same_on_a_cluster(cluster, tmp_path):
     assert len(files_in(tmp_path)) == 1
 
 
-@pytest.mark.skipif(
-    not FULL, reason="test_sweep.py kills a worker too: make test-full runs it"
-)
 def test_workers_that_die(cluster, tmp_path):
     """A point whose result is lost with its worker is computed again; one that always kills its worker fails alone."""
     FAILS = 2

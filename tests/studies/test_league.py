@@ -77,7 +77,8 @@ def test_every_row_keeps_its_promise_and_has_scores(small, monkeypatch):
         mnist_rows = {
             (f"MNIST, {kind}", 10.0) for kind in ("ours", "descent", "posterior")
         }
-        full = {(scheme, 1.0) for scheme in study.order if 1.0 in grid}
+        row_names = [*league.rows_at("mnist", 1.0), league.POSTERIOR]
+        full = {(f"MNIST, {row_name}", 1.0) for row_name in row_names if 1.0 in grid}
         assert {(row.scheme, row.x) for row in tables[name]} == mnist_rows | full
     for row in tables["league_epsilon"]:
         assert (row.y is None) == ("without" in row.scheme)

@@ -382,6 +382,9 @@ def big_grid(size):
 
 
 @linux
+@pytest.mark.skipif(
+    not FULL, reason="test_engine.py kills a worker too: make test-full runs it"
+)
 def test_killed_workers_lose_nothing(sweep, small, tmp_path):
     """One of two workers is killed, twice in the full test; the table is that of one machine, byte for byte."""
     pytest.importorskip("distributed")
