@@ -53,6 +53,12 @@ FORMATTED_NUMBER = re.compile(
 """A number as people write it, with separators of thousands or a decimal comma."""
 GAPS = "which columns have missing values"
 """What an undeclared indicator takes from the data, in the words of `taken`."""
+IN_PUBLIC_ROWS = "public rows: "
+"""Before the key of an error about a cell or column of public rows."""
+KINDS_OF_PUBLIC_ROWS = " (kinds and gaps are those of public rows unless declared)"
+TARGET_OF_PUBLIC_ROWS = (
+    " (its kind and classes are those of public rows: --task and --schema say else)"
+)
 
 Declarations = Mapping[str, object]
 """What is declared, by key."""
@@ -116,7 +122,7 @@ def make_schema(
             raise InputError("columns", name, nearest_name(name, features, "feature"))
     _check_spellings([str(label) for label in schema.classes or []], "classes")
     is_labelled = public is not None and schema.target in public.columns
-    with of_public_rows(public if is_labelled else None):
+    with _about_public_rows(public if is_labelled else None, IN_PUBLIC_ROWS):
         labelled = public if is_labelled and public is not None else frame
         if not {"task", "classes", "target_range"} & content.keys():
             schema = _with_inferred_task(labelled, schema)
@@ -126,36 +132,39 @@ def make_schema(
             schema = _with_taken(schema, content)
     if public is not None:
         _check_public_kinds(frame, public, features, of_columns)
-    with of_public_rows(public):
+    with _about_public_rows(public, IN_PUBLIC_ROWS):
         described = frame if public is None else public
         read = _with_columns(described, schema, features, of_columns)
         schema = read if public is None else _with_taken(read, schema.model_dump())
         # Called for their errors: a cell that does not fit is refused here.
         encode(described, schema)
     if is_labelled:
-        with of_public_rows(public):
+        with _about_public_rows(public, IN_PUBLIC_ROWS):
             outcomes(labelled, schema)
-    with _adding("kinds and gaps are those of public rows unless declared", public):
+    with _about_public_rows(public, reason=KINDS_OF_PUBLIC_ROWS):
         encode(frame, schema)
-    reason = (
-        "its kind and classes are those of public rows: --task and --schema say else"
-    )
-    has_classes = bool({"classes", "task"} & content.keys())
-    with _adding(reason, public if is_labelled and not has_classes else None):
+    has_declared_target = bool({"classes", "task"} & content.keys())
+    describes_target = is_labelled and not has_declared_target
+    with _about_public_rows(
+        public if describes_target else None, reason=TARGET_OF_PUBLIC_ROWS
+    ):
         outcomes(frame, schema)
     return schema
 
 
 @contextmanager
-def _adding(reason: str, public: DataFrame | None) -> Iterator[None]:
+def _about_public_rows(
+    public: DataFrame | None, prefix: str = "", reason: str = ""
+) -> Iterator[None]:
     """Let errors say what public rows have to do with them.
 
     Args:
-        reason: added to the requirement.
         public: the rows; None leaves errors as they are.
+        prefix: put before the key.
+        reason: put behind the requirement.
 
     Yields:
-        Nothing, while an `InputError` raised inside gets more words.
+        Nothing, while an `InputError` raised inside gets these words.
 
     Raises:
         InputError: the one raised inside.
@@ -165,30 +174,9 @@ def _adding(reason: str, public: DataFrame | None) -> Iterator[None]:
     except InputError as error:
         if public is None:
             raise
-        requirement = f"{error.requirement} ({reason})"
-        raise InputError(error.key, error.value, requirement) from None
-
-
-@contextmanager
-def of_public_rows(public: DataFrame | None) -> Iterator[None]:
-    """Let errors say that they are about public rows.
-
-    Args:
-        public: the rows; None leaves errors as they are.
-
-    Yields:
-        Nothing, while an `InputError` raised inside gets another key.
-
-    Raises:
-        InputError: the one raised inside.
-    """
-    try:
-        yield
-    except InputError as error:
-        if public is None:
-            raise
-        key = f"public rows: {error.key}"
-        raise InputError(key, error.value, error.requirement) from None
+        key = f"{prefix}{error.key}"
+        requirement = f"{error.requirement}{reason}"
+        raise InputError(key, error.value, requirement) from None
 
 
 def _check_public_columns(
@@ -234,7 +222,7 @@ def _check_public_kinds(
         if _declared_kind(of_columns.get(name, {})) is not None:
             continue
         key = f"column {name!r}"
-        with of_public_rows(public):
+        with _about_public_rows(public, IN_PUBLIC_ROWS):
             described = infer_kind(public[name], key, is_typed=_is_typed(public))
         private = infer_kind(frame[name], key, is_typed=_is_typed(frame))
         if (described.kind == "numeric") == (private.kind == "numeric"):

@@ -473,7 +473,7 @@ def describe(
     uncovered = list(estimator.not_covered_)
     if len(held_out.X):
         scores = _scores(estimator.model_, held_out, classes)
-        text = "Scores are computed from held-out rows, which nothing protects."
+        text = "Scores, and warnings, are from held-out rows, which nothing protects."
         uncovered.insert(0, NotCovered("scores", text, published=False))
     shown_candidates = estimator.candidates_[:MAX_SHOWN_CANDIDATES]
     expected = value_of_more(facts, estimator.settings_)

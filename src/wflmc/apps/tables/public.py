@@ -7,7 +7,7 @@ drawn from these. All of this is free, as no private row is looked at.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
 from typing import NamedTuple, TypeAlias
@@ -543,12 +543,8 @@ def _with_prior_mean(public: PublicRows, outcomes: np.ndarray) -> PublicRows:
         noise = float(np.clip(losses[best], MIN_CURVATURE, 1.0))
         curvature = 1 / noise
     precision = count * max(curvature, MIN_CURVATURE) + width**-2
-    return PublicRows(
-        Z=public.Z,
-        scaling=public.scaling,
-        root=public.root,
-        classes=public.classes,
-        name=public.name,
+    return replace(
+        public,
         prior_mean=theta,
         shares=shares,
         whitens=whitens,
